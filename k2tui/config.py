@@ -1,0 +1,235 @@
+"""TOML -> one frozen Config. An error names file, line and key, and the nearest known key.
+
+Sources, later wins: built-in defaults, `~/.config/k2tui/config.toml`, `k2tui.toml` of the working folder, `K2TUI_CONFIG`.
+Profiles (how to start a server) live in the same files under `[profile.NAME]`, may `inherit` another, and in
+`assets/profiles/*.toml` (shipped).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from k2tui import paths
+from k2tui.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How to start one server.
+
+    engine: a file of k2tui/engines. model: path of the checkpoint ("asset:NAME" = one that k2tui ships). args: extra argv
+    of the engine, one string an item. env: extra environment. gpus: indices; () = whatever the engine takes. draft: path of
+    an EAGLE-3 draft ("" = none); num_steps, topk, num_draft_tokens go with it. stall_s: silence after which a start without
+    any other evidence counts as stalled (0 = learned).
+    """
+
+    name: str = ""
+    engine: str = "sglang"
+    model: str = ""
+    served_model_name: str = ""
+    host: str = "127.0.0.1"
+    port: int = 30000
+    tp_size: int = 1
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    gpus: tuple[int, ...] = ()
+    draft: str = ""
+    speculative_num_steps: int = 3
+    speculative_eagle_topk: int = 1
+    speculative_num_draft_tokens: int = 4
+    python: str = ""  # interpreter of the engine's environment; "" = this one
+    stall_s: float = 0.0
+    ready_timeout_s: float = 0.0  # 0 = wait as long as it loads
+    inherit: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    concurrency: tuple[int, ...] = (1, 4, 8)
+    num_prompts: int = 32
+    random_input_len: int = 64
+    random_output_len: int = 32
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class UiConfig:
+    theme: str = ""
+    ascii: bool = False
+    mouse: bool = True
+    refresh_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Config:
+    profile: str = "tiny"  # the default profile
+    plan: str = ""  # plan file that the board mirrors; "" = plan.json in the state folder, made from the pipeline
+    profiles: Mapping[str, Profile] = field(default_factory=dict[str, Profile])
+    bench: BenchConfig = field(default_factory=BenchConfig)
+    ui: UiConfig = field(default_factory=UiConfig)
+    sources: tuple[str, ...] = ()  # files read, in order
+
+    def get_profile(self, name: str = "") -> Profile:
+        """The profile of that name ("" = the default one). Raises UsageError naming the nearest."""
+        want = name or self.profile
+        if want in self.profiles:
+            return self.profiles[want]
+        near = difflib.get_close_matches(want, list(self.profiles), n=1)
+        raise UsageError(
+            f"no profile {want!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            "profiles: " + ", ".join(sorted(self.profiles)),
+        )
+
+
+def _line_of(text: str, key: str, section: str = "") -> int:
+    """Line where `key` is set inside [section], 1-based; 0 if it cannot be found."""
+    current = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        head = re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]", line)
+        if head:
+            current = head[1].replace('"', "").replace("'", "")
+            if current == f"{section}.{key}".strip("."):
+                return number
+            continue
+        if current == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+            return number
+    return 0
+
+
+def _where(path: Path, text: str, key: str, section: str) -> str:
+    line = _line_of(text, key, section)
+    return f"{path}:{line}" if line else str(path)
+
+
+def _check(cls: type, raw: Mapping[str, Any], path: Path, text: str, section: str) -> dict[str, Any]:
+    """Keys and types of one table against a dataclass. Raises UsageError naming file, line, key and the nearest key."""
+    known = {f.name: f for f in fields(cls) if f.name != "name"}
+    out: dict[str, Any] = {}
+    defaults = cls()
+    for key, value in raw.items():
+        label = f"{section}.{key}" if section else key
+        if key not in known:
+            near = difflib.get_close_matches(key, list(known), n=1)
+            raise UsageError(
+                f"{_where(path, text, key, section)}: unknown key {label!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+                "known keys: " + ", ".join(sorted(known)),
+            )
+        want = getattr(defaults, key)
+        where = f"{_where(path, text, key, section)}: key {label!r}"
+        if isinstance(want, bool):
+            if not isinstance(value, bool):
+                raise UsageError(f"{where} must be true or false, not {value!r}")
+        elif isinstance(want, int) and not isinstance(want, bool):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise UsageError(f"{where} must be a whole number, not {value!r}")
+        elif isinstance(want, float):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UsageError(f"{where} must be a number, not {value!r}")
+            value = float(value)
+        elif isinstance(want, str):
+            if not isinstance(value, str):
+                raise UsageError(f"{where} must be a text in quotes, not {value!r}")
+        elif isinstance(want, tuple):
+            if not isinstance(value, list):
+                raise UsageError(f"{where} must be a list, not {value!r}")
+            number = key in ("gpus", "concurrency")
+            for item in value:
+                if isinstance(item, bool) or not isinstance(item, int if number else str):
+                    raise UsageError(f"{where} must hold {'whole numbers' if number else 'texts'}, not {item!r}")
+            value = tuple(value)
+        elif isinstance(want, dict):
+            if not isinstance(value, dict):
+                raise UsageError(f"{where} must be a table")
+            if key == "env":
+                value = {str(k): v if isinstance(v, str) else str(v) for k, v in value.items()}
+        out[key] = value
+    return out
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder, not a config file", "give the path of a TOML file")
+    except UnicodeDecodeError as err:
+        raise UsageError(f"{path}: not UTF-8 text (byte {err.start})", "save the file as UTF-8")
+    except OSError as err:
+        raise UsageError(f"{path}: {err.strerror or err}", "check the path and its permissions")
+    try:
+        return tomllib.loads(text), text
+    except tomllib.TOMLDecodeError as err:
+        raise UsageError(f"{path}: not valid TOML: {err}", "fix that line; nothing was changed")
+
+
+def _files(explicit: str | None) -> list[Path]:
+    found = sorted((paths.assets_dir() / "profiles").glob("*.toml"))
+    for candidate in (paths.config_dir() / "config.toml", Path.cwd() / "k2tui.toml"):
+        if candidate.exists():
+            found.append(candidate)
+    named = explicit or os.environ.get("K2TUI_CONFIG")
+    if named:
+        found.append(Path(named).expanduser())
+    return found
+
+
+_TABLES: dict[str, type] = {"bench": BenchConfig, "ui": UiConfig}
+
+
+def load(explicit: str | None = None) -> Config:
+    """Read every source. explicit: a path from the command line; it must exist. Raises UsageError."""
+    top: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
+    raw_profiles: dict[str, tuple[dict[str, Any], str]] = {}
+    sources: list[str] = []
+    for path in _files(explicit):
+        raw, text = _read(path)
+        sources.append(str(path))
+        rest: dict[str, Any] = {}
+        for key, value in raw.items():
+            if key == "profile" and isinstance(value, dict):
+                for name, table in value.items():
+                    if not isinstance(table, dict):
+                        raise UsageError(f"{_where(path, text, name, 'profile')}: profile {name!r} must be a table [profile.{name}]")
+                    checked = _check(Profile, table, path, text, f"profile.{name}")
+                    old = raw_profiles.get(name, ({}, ""))[0] if not checked.get("inherit") else {}
+                    raw_profiles[name] = ({**old, **checked}, _where(path, text, name, "profile"))
+            elif key in _TABLES:
+                if not isinstance(value, dict):
+                    raise UsageError(f"{_where(path, text, key, '')}: {key!r} must be a table [{key}]")
+                tables[key].update(_check(_TABLES[key], value, path, text, key))
+            elif key == "sources" or key == "profiles":
+                rest["__bad__" + key] = value
+            else:
+                rest[key] = value
+        top.update(_check(Config, {k.removeprefix("__bad__"): v for k, v in rest.items()}, path, text, ""))
+    profiles = {name: _resolve(name, raw_profiles, ()) for name in raw_profiles}
+    built = {name: cls(**tables[name]) for name, cls in _TABLES.items()}
+    top.pop("profiles", None)
+    top.pop("sources", None)
+    return Config(**{k: v for k, v in top.items() if k not in built}, **built, profiles=profiles, sources=tuple(sources))
+
+
+def _resolve(name: str, raw: Mapping[str, tuple[dict[str, Any], str]], seen: tuple[str, ...]) -> Profile:
+    table, where = raw[name]
+    parent = table.get("inherit", "")
+    if not parent:
+        return Profile(**table, name=name)
+    if name in seen or parent == name:
+        raise UsageError(f"{where}: profile {name!r} inherits from itself by way of {' -> '.join((*seen, name))}")
+    if parent not in raw:
+        near = difflib.get_close_matches(parent, list(raw), n=1)
+        raise UsageError(f"{where}: profile {name!r} inherits from {parent!r}, which does not exist" + (f"; did you mean {near[0]!r}?" if near else ""))
+    base = _resolve(parent, raw, (*seen, name))
+    merged = {f.name: getattr(base, f.name) for f in fields(Profile)}
+    merged.update({k: v for k, v in table.items() if k != "env"})
+    merged["env"] = {**base.env, **table.get("env", {})}
+    merged["name"] = name
+    return Profile(**merged)

@@ -1,0 +1,67 @@
+"""What the dashboard asks of the world. `k2tui.monitor.Monitor` is the real one; tests pass a list of snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from k2tui.core.snapshot import Snapshot
+
+
+class LogPort(Protocol):
+    """Lines of one log, cheap at any size: opened at the end, indexed in the background. Lines are clean text
+    (no escape codes, no control characters, carriage-return bars folded to their newest state)."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def size_b(self) -> int: ...
+    def line_count(self) -> int:
+        """Lines known so far (grows while the index is built and while the log grows)."""
+        ...
+
+    def lines(self, start: int, count: int) -> Sequence[str]:
+        """Lines [start, start+count). Never blocks for more than a few ms."""
+        ...
+
+    def search(self, pattern: str, start: int, *, forward: bool = True) -> int | None:
+        """Number of the next line matching the regex (bad regex: K2Error), None if there is none."""
+        ...
+
+    def is_complete(self) -> bool:
+        """True when the whole file is indexed, so that line_count() is exact."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """The dashboard's only door. Every order raises K2Error with a message for people, or returns at once;
+    what came of it is seen in a later snapshot, never assumed."""
+
+    def start(self, on_change: Callable[[], None]) -> None:
+        """Begin watching; on_change is called from other threads when a new snapshot is worth drawing."""
+        ...
+
+    def snapshot(self) -> Snapshot: ...
+    def stop(self) -> None: ...
+    def log(self, key: str) -> LogPort: ...
+
+    def preview(self, stage: str, params: Mapping[str, Any]) -> Sequence[str]:
+        """The exact argv that `submit` would run, secrets masked."""
+        ...
+
+    def submit(self, stage: str, params: Mapping[str, Any]) -> str:
+        """Start a stage as a job; returns the job id."""
+        ...
+
+    def stop_job(self, job_id: str) -> None: ...
+    def retry_job(self, job_id: str) -> str: ...
+    def set_task(self, task_id: str, **changes: str) -> None:
+        """Change status, priority, content or note of a board task."""
+        ...
+
+    def add_task(self, content: str, priority: str = "medium") -> None: ...
+    def report(self, server_key: str) -> str:
+        """A report for an issue tracker about one server (versions, argv, proving lines; no secrets)."""
+        ...

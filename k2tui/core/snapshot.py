@@ -1,0 +1,59 @@
+"""The whole picture at one moment, frozen: all that the dashboard and `status --json` show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from k2tui.core.bench import BenchRow
+from k2tui.core.board import Board
+from k2tui.core.gpu import GpuView
+from k2tui.core.host import HostSample
+from k2tui.core.job import Job
+from k2tui.core.load import LoadView
+from k2tui.core.server import HttpStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """One server: its job (if k2tui started it), its log as understood, and what it answers."""
+
+    key: str  # job id, or the log's path / URL for a watched one
+    title: str
+    load: LoadView
+    http: HttpStatus | None = None
+    job: Job | None = None
+    log_key: str = ""  # for Backend.log()
+
+
+@dataclass(frozen=True, slots=True)
+class StageInfo:
+    """One button: name, title, key, and why it cannot be pressed now ("" = it can)."""
+
+    name: str
+    title: str
+    key: str = ""
+    unavailable: str = ""
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    at_s: float
+    severity: str  # information | warning | error
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    taken_s: float
+    servers: tuple[ServerView, ...] = ()  # newest first
+    gpu: GpuView | None = None
+    host: HostSample | None = None
+    jobs: tuple[Job, ...] = ()  # newest first
+    board: Board = field(default_factory=Board)
+    bench: tuple[BenchRow, ...] = ()  # newest first
+    stages: tuple[StageInfo, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    is_demo: bool = False
+    profile: str = ""
+    profiles: tuple[str, ...] = ()

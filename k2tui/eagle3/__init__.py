@@ -1,0 +1,1 @@
+"""EAGLE-3 in plain torch: draft model, loss, dataset, trainer, evaluation, export."""

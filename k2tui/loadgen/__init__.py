@@ -1,0 +1,1 @@
+"""The benchmark client: its own process, true stamps."""

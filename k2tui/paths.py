@@ -1,0 +1,51 @@
+"""Where k2tui keeps its files. Pure path arithmetic: nothing is created here, except by `ensure_dir`.
+
+`K2TUI_HOME` puts everything under one folder (tests, demos); else the XDG folders are used.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def _home(env: str, default: str) -> Path:
+    root = os.environ.get("K2TUI_HOME")
+    if root:
+        return Path(root)
+    xdg = os.environ.get(env)
+    return Path(xdg) / "k2tui" if xdg else Path.home() / default / "k2tui"
+
+
+def config_dir() -> Path:
+    return _home("XDG_CONFIG_HOME", ".config")
+
+
+def state_dir() -> Path:
+    return _home("XDG_STATE_HOME", ".local/state")
+
+
+def jobs_dir() -> Path:
+    return state_dir() / "jobs"
+
+
+def bench_db() -> Path:
+    return state_dir() / "runs.db"
+
+
+def loads_file() -> Path:
+    """History of server starts, one JSON line each; the ETA learns from it."""
+    return state_dir() / "loads.jsonl"
+
+
+def assets_dir() -> Path:
+    """The `assets` folder: inside the wheel, or beside the package in a checkout."""
+    here = Path(__file__).resolve().parent
+    packed = here / "_assets"
+    return packed if packed.is_dir() else here.parent / "assets"
+
+
+def ensure_dir(path: Path) -> Path:
+    """Create a private folder (0700 for what is new)."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path

@@ -1,0 +1,1 @@
+"""The screen: Textual and frozen views, nothing else."""
