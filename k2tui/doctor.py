@@ -1,0 +1,195 @@
+"""Checks before the ten minutes: each finding says what, on which evidence, how bad, and what to do. Starts nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from k2tui import __version__, checkpoint, paths
+from k2tui.config import Config, Profile
+from k2tui.errors import K2Error
+
+
+class Severity(StrEnum):
+    OK = "ok"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"  # the start would fail
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    severity: Severity
+    evidence: str
+    todo: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def resolve_model(model: str) -> Path:
+    """A profile's model as a path: "asset:NAME" is one that k2tui ships."""
+    return paths.assets_dir() / model.removeprefix("asset:") if model.startswith("asset:") else Path(model).expanduser()
+
+
+def port_owner(host: str, port: int) -> str:
+    """Who listens there, in words ("pid 123 (python)"), "" when it is free, "another process" when that cannot be told."""
+    probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        return ""
+    except OverflowError:
+        return "nobody: ports go from 1 to 65535"
+    except PermissionError:
+        return "the system: ports below 1024 need root"
+    except OSError as err:
+        if err.errno == 99:  # EADDRNOTAVAIL
+            return f"nobody: {host} is not an address of this machine"
+    finally:
+        probe.close()
+    import psutil
+
+    try:
+        for conn in psutil.net_connections("tcp"):
+            if conn.laddr and conn.laddr.port == port and conn.status == psutil.CONN_LISTEN and conn.pid:
+                return f"pid {conn.pid} ({psutil.Process(conn.pid).name()})"
+    except (psutil.Error, OSError):
+        pass
+    return "another process"
+
+
+def free_port(host: str, start: int) -> int:
+    """The first free port from `start` on. Raises K2Error after 100 tries."""
+    for port in range(start, min(start + 100, 65536)):
+        if not port_owner(host, port):
+            return port
+    raise K2Error(f"no free port from {start} to {start + 99}", "stop what holds them, or give --port")
+
+
+def check_system() -> Iterator[Finding]:
+    yield Finding("python", Severity.OK, f"Python {sys.version.split()[0]}, k2tui {__version__}")
+    for package, extra in (("torch", "local"), ("transformers", "local"), ("sglang", "sglang")):
+        found = importlib.util.find_spec(package) is not None
+        yield Finding(
+            f"package {package}",
+            Severity.OK if found else Severity.INFO,
+            "installed here" if found else "not in this environment",
+            "" if found else f"pip install 'k2tui[{extra}]', or name another interpreter by `python` in the profile",
+        )
+    try:
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            count = pynvml.nvmlDeviceGetCount()
+            driver = pynvml.nvmlSystemGetDriverVersion()
+            pynvml.nvmlShutdown()
+            yield Finding("GPU driver", Severity.OK, f"{count} GPU{'s' if count != 1 else ''}, driver {driver}")
+        except pynvml.NVMLError as err:
+            yield Finding("GPU driver", Severity.INFO, f"no NVIDIA GPU can be read: {err}", "normal on a laptop; the embedded engine runs on the CPU")
+    except ImportError:
+        yield Finding("GPU driver", Severity.WARNING, "the package nvidia-ml-py is missing", "pip install nvidia-ml-py")
+    state = paths.state_dir()
+    probe = state
+    while not probe.exists():
+        probe = probe.parent
+    free = shutil.disk_usage(probe).free
+    low = free < 1 << 30
+    yield Finding("disk", Severity.WARNING if low else Severity.OK, f"{free / 1e9:.1f} GB free at {state}", "free some space: logs and states need it" if low else "")
+    if not os.access(probe, os.W_OK):
+        yield Finding("state folder", Severity.ERROR, f"{probe} cannot be written", "set K2TUI_HOME to a folder of yours")
+    shm = Path("/dev/shm")
+    if shm.exists():
+        size = shutil.disk_usage(shm)
+        small = size.free < 1 << 30
+        yield Finding(
+            "/dev/shm",
+            Severity.WARNING if small else Severity.OK,
+            f"{size.free / 1e9:.1f} of {size.total / 1e9:.1f} GB free",
+            "NCCL and SGLang use it: docker run --shm-size 32g or --ipc=host" if small else "",
+        )
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft < 4096
+    yield Finding("open files", Severity.WARNING if few else Severity.OK, f"limit {soft} (hard {hard})", "ulimit -n 65536" if few else "")
+
+
+def check_profile(profile: Profile) -> Iterator[Finding]:
+    """What is known about this start before it is made."""
+    if not profile.model:
+        yield Finding("model", Severity.ERROR, f"profile {profile.name!r} names no model", f"set model in [profile.{profile.name}]")
+        return
+    yield from _check_model("model", resolve_model(profile.model))
+    if profile.draft:
+        yield from _check_model("draft", resolve_model(profile.draft))
+    owner = port_owner(profile.host, profile.port)
+    yield Finding(
+        "port",
+        Severity.ERROR if owner else Severity.OK,
+        f"{profile.host}:{profile.port} is held by {owner}" if owner else f"{profile.host}:{profile.port} is free",
+        "stop it (`k2tui down`), or give another --port" if owner else "",
+    )
+    python = Path(profile.python).expanduser() if profile.python else None
+    if python is not None and not os.access(python, os.X_OK):
+        yield Finding("interpreter", Severity.ERROR, f"python = {str(python)!r} is no program", f"set python in [profile.{profile.name}] to the engine's interpreter")
+    elif python is None:
+        package = {"local": "torch", "sglang": "sglang", "vllm": "vllm"}.get(profile.engine, "")
+        if package and importlib.util.find_spec(package) is None:
+            yield Finding(
+                "engine",
+                Severity.ERROR,
+                f"engine {profile.engine!r} needs the package {package}, which this environment lacks",
+                f"set python in [profile.{profile.name}] to an interpreter that has it, or pip install 'k2tui[{'local' if profile.engine == 'local' else profile.engine}]'",
+            )
+
+
+def _check_model(what: str, path: Path) -> Iterator[Finding]:
+    try:
+        found = checkpoint.inspect(path)
+    except K2Error as err:
+        yield Finding(what, Severity.ERROR, err.message, err.hint)
+        return
+    if found.missing:
+        yield Finding(
+            f"{what} shards", Severity.ERROR,
+            f"{len(found.missing)} of {len(found.shards)} shards are missing in {path}: {', '.join(found.missing[:3])}{' …' if len(found.missing) > 3 else ''}",
+            "download them again",
+        )
+    for name, why in found.broken[:5]:
+        yield Finding(f"{what} shards", Severity.ERROR, f"{path / name}: {why}", "download that file again")
+    if not found.shards:
+        yield Finding(f"{what} shards", Severity.WARNING, f"no safetensors file in {path}", "other formats load, but their shards cannot be checked")
+    elif found.is_complete:
+        yield Finding(f"{what} shards", Severity.OK, f"{len(found.shards)} shards complete, {found.total_b / 1e9:.2f} GB, {found.params / 1e6:,.1f} M weights")
+    if what == "model" and not found.has_tokenizer:
+        yield Finding("tokenizer", Severity.WARNING, f"no tokenizer file in {path}", "copy tokenizer.json beside config.json")
+
+
+def check(config: Config, profile_name: str | None = None) -> list[Finding]:
+    """The system's findings and, with a profile, the start's. Raises UsageError for an unknown profile."""
+    found = list(check_system())
+    if profile_name is not None:
+        found += check_profile(config.get_profile(profile_name))
+    return found
+
+
+def refuse_if_hopeless(profile: Profile) -> list[Finding]:
+    """Raise K2Error with every error finding of a start that cannot work; return the warnings."""
+    found = list(check_profile(profile))
+    errors = [f for f in found if f.severity is Severity.ERROR]
+    if errors:
+        first = errors[0]
+        more = "".join(f"\n  also: {f.evidence}" for f in errors[1:])
+        raise K2Error(first.evidence + more, first.todo)
+    return [f for f in found if f.severity is Severity.WARNING]

@@ -1,0 +1,62 @@
+"""Serve: start a model server by a profile. The job runs until it is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from k2tui import engines
+from k2tui.errors import UsageError
+from k2tui.stages import Stage, StagePlan
+
+_OVERRIDES = ("port", "draft", "model", "host", "tp_size", "served_model_name")
+
+
+def resolve_profile(config: Any, params: Mapping[str, Any]) -> Any:
+    """The profile of params["profile"], with the overrides in params (port, draft, model, host, tp_size, args) laid over it."""
+    profile = config.get_profile(str(params.get("profile") or ""))
+    known = {f.name for f in fields(profile)}
+    changes = {k: params[k] for k in _OVERRIDES if params.get(k) is not None and k in known}
+    if params.get("args"):
+        changes["args"] = (*profile.args, *params["args"])
+    if params.get("env"):
+        changes["env"] = {**profile.env, **params["env"]}
+    return replace(profile, **changes)
+
+
+def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
+    profile = resolve_profile(config, params)
+    if not profile.model:
+        raise UsageError(f"profile {profile.name!r} names no model", f"set model = \"/path/to/checkpoint\" in [profile.{profile.name}]")
+    launch = engines.get(profile.engine).launch(profile)
+    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, profile.gpus))} if profile.gpus else {}
+    return StagePlan(
+        title=f"serve {profile.name}" + (" + draft" if profile.draft else ""),
+        argv=tuple(launch.argv),
+        env={**gpus, **launch.env, **profile.env},
+        kind="server",
+        locks=(f"port:{launch.port}", *(f"gpu:{i}" for i in profile.gpus)),
+        params={
+            **{k: v for k, v in params.items() if v is not None},
+            "profile": profile.name,
+            "engine": profile.engine,
+            "model": profile.model,
+            "served_model_name": profile.served_model_name,
+            "draft": profile.draft,
+            "host": launch.host,
+            "port": launch.port,
+            "url": f"http://{launch.host}:{launch.port}",
+            "stall_s": profile.stall_s,
+        },
+    )
+
+
+STAGE = Stage(
+    name="serve",
+    title="Start the server",
+    help="start a model server by a profile; it runs until it is stopped",
+    order=10,
+    plan=_plan,
+    key="s",
+)
