@@ -1,0 +1,80 @@
+"""Config: every wrong file is an error that names file, line and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from k2tui import config
+from k2tui.errors import UsageError
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_shipped_profiles_load() -> None:
+    loaded = config.load()
+    tiny = loaded.get_profile("tiny")
+    assert tiny.engine == "local" and tiny.model == "asset:tiny-target"
+    assert loaded.get_profile().name == "tiny"
+
+
+def test_inheritance_and_env_merge(tmp_path: Path) -> None:
+    path = write(tmp_path, """
+[profile.base]
+model = "/m"
+tp_size = 8
+[profile.base.env]
+NCCL_PROTO = "LL"
+[profile.child]
+inherit = "base"
+port = 31000
+env = { NCCL_ALGO = "Ring" }
+""")
+    child = config.load(path).get_profile("child")
+    assert (child.model, child.tp_size, child.port) == ("/m", 8, 31000)
+    assert dict(child.env) == {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"}
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[profile.a]\nmodle = '/m'\n", ["c.toml:2", "profile.a.modle", "did you mean 'model'"]),
+        ("[profile.a]\nport = 'x'\n", ["c.toml:2", "profile.a.port", "whole number"]),
+        ("[profile.a]\nargs = 'x'\n", ["c.toml:2", "list"]),
+        ("[profile.a]\nargs = [1]\n", ["c.toml:2", "texts"]),
+        ("[profile.a]\nport = true\n", ["c.toml:2", "whole number"]),
+        ("[bench]\nconcurency = [1]\n", ["c.toml:2", "did you mean 'concurrency'"]),
+        ("bench = 3\n", ["c.toml:1", "table"]),
+        ("profil = 'x'\n", ["c.toml:1", "profil", "did you mean 'profile'"]),
+        ("profiles = 1\n", ["c.toml:1", "profiles"]),
+        ("[profile.a\n", ["c.toml", "line 1"]),
+        ("[profile.a]\ninherit = 'b'\n", ["c.toml:1", "does not exist"]),
+        ("[profile.a]\ninherit = 'b'\n[profile.b]\ninherit = 'a'\n", ["inherits from itself"]),
+    ],
+)
+def test_errors_name_the_place(tmp_path: Path, text: str, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as err:
+        loaded = config.load(write(tmp_path, text))
+        loaded.get_profile("a")
+    for part in parts:
+        assert part in f"{err.value.message} {err.value.hint}"
+
+
+def test_missing_folder_and_bytes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        config.load(str(tmp_path))
+    with pytest.raises(UsageError, match=r"nope\.toml"):
+        config.load(str(tmp_path / "nope.toml"))
+    (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        config.load(str(tmp_path / "b.toml"))
+
+
+def test_unknown_profile_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean 'tiny'"):
+        config.load().get_profile("tinny")
