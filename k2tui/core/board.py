@@ -1,9 +1,12 @@
-"""The task board: a mirror of a plan file."""
+"""The task board: a mirror of a plan file, and what jobs make of its tasks. Knows no file format and no file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from k2tui.core.job import Job, JobState
 
 
 class TaskStatus(StrEnum):
@@ -11,6 +14,9 @@ class TaskStatus(StrEnum):
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
     CANCELLED = "cancelled"
+
+
+PRIORITIES = ("high", "medium", "low")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,13 @@ class Task:
     job_id: str = ""
     depends: tuple[str, ...] = ()
     depth: int = 0  # nesting in Markdown lists
+    line: int = 0  # where it stands in the plan file, 1-based; 0 = not known
+    reported: str = ""  # "JOB:STATUS" that a job last wrote into the plan; a later edit by hand wins over it
+    said: str = ""  # what its job says, in words: "running as 0rpd-bench, 41%"
+    waiting_for: tuple[str, ...] = ()  # tasks that must be completed first and are not
+    started_s: float | None = None
+    ended_s: float | None = None
+    took_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +45,97 @@ class Board:
     tasks: tuple[Task, ...] = ()
     error: str = ""  # "plan.json line 4: ...": the tasks shown are the last good ones
     title: str = ""
+    format: str = ""  # json | markdown | toml
+
+
+_ACTIVE = frozenset({JobState.RUNNING, JobState.STOPPING, JobState.ORPHANED})
+
+
+def status_of_job(job: Job, ready: frozenset[str] | set[str] = frozenset()) -> TaskStatus | None:
+    """What a job makes of its task; None = nothing (it waits, failed or was stopped: the plan keeps its own word)."""
+    if job.state in _ACTIVE:
+        if job.spec.kind == "server" and job.spec.id in ready:
+            return TaskStatus.COMPLETED
+        return TaskStatus.IN_PROGRESS
+    return TaskStatus.COMPLETED if job.state is JobState.SUCCEEDED else None
+
+
+def job_words(job: Job, ready: frozenset[str] | set[str] = frozenset()) -> str:
+    """One short sentence about a task's job."""
+    state = str(job.state)
+    if job.state is JobState.RUNNING and job.spec.kind == "server":
+        state = "serving" if job.spec.id in ready else "loading"
+    words = f"{state} as {job.spec.id}"
+    p = job.progress
+    if job.state in _ACTIVE and p is not None and p.total:
+        words += f", {100 * p.done / p.total:.0f}%"
+    if job.waiting_for:
+        words += f", waits for {job.waiting_for}"
+    elif job.state.is_final and job.state is not JobState.SUCCEEDED and job.reason:
+        words += f": {job.reason}"
+    return words
+
+
+def job_of(task: Task, jobs: Sequence[Job]) -> Job | None:
+    """The job that a task follows: the named one, else the newest of its stage. jobs: newest first."""
+    if task.job_id:
+        return next((j for j in jobs if j.spec.id == task.job_id), None)
+    stage = task.stage or task.id  # by convention a task whose id is a stage's name belongs to it
+    return next((j for j in jobs if j.spec.stage == stage), None)
+
+
+def link(board: Board, jobs: Sequence[Job], ready: Iterable[str] = ()) -> Board:
+    """The board with what the jobs made of it. jobs: newest first; ready: ids of server jobs that answer.
+
+    A cancelled task stays cancelled. A failed job never undoes a `completed` that stands in the plan. Once a job's word was
+    written into the plan (`reported`), an edit by hand wins over that same word.
+    """
+    served = frozenset(ready)
+    tasks: list[Task] = []
+    for task in board.tasks:
+        job = job_of(task, jobs)
+        if job is not None:
+            status = status_of_job(job, served)
+            told = f"{job.spec.id}:{status}" if status else ""
+            wins = task.status is not TaskStatus.CANCELLED and status is not None and told != task.reported
+            task = replace(
+                task,
+                status=status if wins and status is not None else task.status,
+                said=job_words(job, served),
+                started_s=job.started_s,
+                ended_s=job.ended_s,
+                took_s=job.took_s,
+            )
+        tasks.append(task)
+    done = {t.id for t in tasks if t.status is TaskStatus.COMPLETED}
+    known = {t.id for t in tasks}
+    tasks = [
+        replace(t, waiting_for=tuple(d for d in t.depends if d in known and d not in done))
+        if t.depends and t.status in (TaskStatus.PENDING, TaskStatus.IN_PROGRESS)
+        else t
+        for t in tasks
+    ]
+    return replace(board, tasks=tuple(tasks))
+
+
+def news(
+    board: Board, linked: Board, jobs: Sequence[Job], ready: Iterable[str] = ()
+) -> dict[str, Mapping[str, str]]:
+    """What has to be written into the plan so that it says what the jobs made of it: {task id: {status, reported}}."""
+    served = frozenset(ready)
+    changes: dict[str, Mapping[str, str]] = {}
+    for before, after in zip(board.tasks, linked.tasks, strict=True):
+        if before.status is after.status:
+            continue
+        job = job_of(before, jobs)
+        if job is not None:
+            changes[before.id] = {
+                "status": str(after.status),
+                "reported": f"{job.spec.id}:{status_of_job(job, served)}",
+            }
+    return changes
+
+
+def blocked_by(board: Board, task_id: str) -> tuple[str, ...]:
+    """Tasks that must be completed before this one may start."""
+    return next((t.waiting_for for t in board.tasks if t.id == task_id), ())

@@ -48,8 +48,23 @@ class JobSpec:
     timeout_s: float | None = None
     grace_s: float = 15.0
     priority: int = 0
-    params: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the stage's own inputs, for retry and display
+    params: Mapping[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # the stage's own inputs, for retry and display
     submitted_s: float = 0.0
+    requires: tuple[
+        str, ...
+    ] = ()  # conditions waited for before the start: "file:PATH", "url:http://.../health"
+    ensures: tuple[
+        str, ...
+    ] = ()  # conditions checked after exit 0: one that does not hold makes the job failed
+    requires_timeout_s: float = 600.0
+    restart: str = "never"  # never | on-failure | always: the keeper starts the child again, with back-off
+    max_restarts: int = 5
+    backoff_s: float = 2.0  # doubles with each restart in a row, at most 60 s
+    log_cap_b: int = 0  # output.log is rotated into output.log.1 above this size; 0 = the default (512 MiB)
+    retry_of: str = ""
+    scope: bool = False  # run inside `systemd-run --user --scope`, out of reach of KillUserProcesses=yes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +88,9 @@ class Job:
     started_s: float | None = None
     ended_s: float | None = None
     exit_code: int | None = None  # negative = signal
-    reason: str = ""  # the end in words: "exit 1", "stopped by the user", "killed by signal 9 (out of memory?)"
+    reason: str = (
+        ""  # the end in words: "exit 1", "stopped by the user", "killed by signal 9 (out of memory?)"
+    )
     waiting_for: str = ""
     waiting_since_s: float | None = None
     progress: Progress | None = None
@@ -81,3 +98,12 @@ class Job:
     log_bytes: int = 0
     cpu_s: float | None = None
     peak_rss_b: int | None = None
+    took_s: float | None = (
+        None  # run time by a clock that never jumps; None while it runs or when it is not known
+    )
+    gpu_s: float | None = None  # GPUs held times seconds held
+    restarts: int = 0
+    notes: tuple[
+        str, ...
+    ] = ()  # what the keeper had to say: "log rotated", "2 processes left behind were ended"
+    unknown_events: int = 0  # journal lines that this version does not understand (counted, never fatal)

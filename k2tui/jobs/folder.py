@@ -1,0 +1,577 @@
+"""Jobs as folders: submit, list, stop, retry, delete. A reader of everything; a writer only where nobody else holds the lock.
+
+FOLDER = paths.jobs_dir()/ID: spec.json (once, secrets masked), env.json (once, masked), lock, journal.jsonl, output.log,
+progress.json and result.json (from the stage), stop.json (a request to the keeper).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from k2tui import paths
+from k2tui.core import journal
+from k2tui.core.job import Job, JobSpec, JobState
+from k2tui.core.job_mask import MASK, mask_argv, mask_env, mask_text
+from k2tui.errors import K2Error, UsageError
+from k2tui.files import write_json
+from k2tui.jobs import conditions, procs
+from k2tui.jobs.keeper import PACKAGE_ROOT, keeper_argv
+from k2tui.jobs.locks import is_held
+from k2tui.jobs.writer import Journal
+
+_EPOCH_MS = 1_735_689_600_000  # 2025-01-01
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+_INDEX = ".index.json"
+
+
+# ---- names
+
+
+def _base36(number: int, width: int) -> str:
+    out = ""
+    while number:
+        number, rest = divmod(number, 36)
+        out = _DIGITS[rest] + out
+    return out.rjust(width, "0")
+
+
+def _ids(root: Path) -> list[str]:
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        raise K2Error(f"{root}: {err.strerror}", "that folder holds the jobs: check its permissions")
+    return sorted(n for n in names if _ID.fullmatch(n))
+
+
+def new_id(stage: str) -> str:
+    """A short id that sorts by time: 8 characters of base 36 (milliseconds since 2025) and the stage.
+
+    Never smaller than an id that is already there, so that a clock that was set back does not mix up the order.
+    """
+    stamp = max(0, int(time.time() * 1000) - _EPOCH_MS)
+    known = _ids(paths.jobs_dir())
+    if known and re.fullmatch(r"[0-9a-z]{8}", known[-1][:8]):
+        stamp = max(stamp, int(known[-1][:8], 36) + 1)
+    name = re.sub(r"[^a-z0-9_]+", "-", stage.lower()).strip("-")[:24] or "job"
+    return f"{_base36(stamp, 8)}-{name}"
+
+
+def folder_of(job_id: str) -> Path:
+    """The folder of a job, by its id or any unique part of it; a stage's name or "last" means the newest such job.
+
+    Raises K2Error naming near ones.
+    """
+    root = paths.jobs_dir()
+    if _ID.fullmatch(job_id) and (root / job_id).is_dir():
+        return root / job_id
+    known = _ids(root)
+    if job_id == "last" and known:
+        return root / known[-1]
+    of_stage = [k for k in known if job_id and k[9:] == job_id]
+    if of_stage:
+        return root / of_stage[-1]
+    for found in ([k for k in known if k.startswith(job_id)], [k for k in known if job_id in k]):
+        if len(found) == 1 and job_id:
+            return root / found[0]
+        if len(found) > 1 and job_id:
+            raise UsageError(
+                f"job {job_id!r} could be any of {len(found)}", "these fit: " + ", ".join(found[-6:])
+            )
+    import difflib
+
+    near = difflib.get_close_matches(job_id, known, n=3, cutoff=0.4)
+    hint = (
+        "did you mean " + " or ".join(near) + "?"
+        if near
+        else ("newest: " + ", ".join(known[-3:]) if known else "there are no jobs")
+    )
+    raise UsageError(f"no job {job_id!r}", hint)
+
+
+def log_path(job_id: str) -> Path:
+    """The file that the job's output goes to (it may not be there yet)."""
+    return folder_of(job_id) / "output.log"
+
+
+# ---- submitting
+
+
+def _check(spec: JobSpec) -> None:
+    if not spec.argv or not all(isinstance(a, str) for a in spec.argv):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("a job needs a command", "give it after --")
+    if any("\0" in a for a in (*spec.argv, *spec.env, *spec.env.values())):
+        raise UsageError("the command or its environment has a NUL byte in it")
+    if spec.cwd and not os.path.isdir(spec.cwd):
+        raise UsageError(f"working folder {spec.cwd}: no such folder")
+    if spec.kind not in ("task", "server"):
+        raise UsageError(f"kind {spec.kind!r} is unknown", "kinds: task, server")
+    if spec.restart not in ("never", "on-failure", "always"):
+        raise UsageError(f"restart {spec.restart!r} is unknown", "restart: never, on-failure, always")
+    for condition in (*spec.requires, *spec.ensures):
+        conditions.check_form(condition)
+    if spec.scope and shutil.which("systemd-run") is None:
+        raise UsageError(
+            "there is no systemd-run here",
+            "leave --scope out: jobs outlive the connection without it as well",
+        )
+
+
+def _disk_words(err: OSError, path: Path) -> K2Error:
+    return K2Error(
+        f"{path}: {err.strerror or err}",
+        "make room or set K2TUI_HOME to a folder on another disk" if err.errno == 28 else "",
+    )
+
+
+def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
+    """Start a job: its folder, its keeper. Returns its id once the keeper holds the lock and has written its first line.
+
+    spec.id may be "" (one is made). env: the environment of the work, by default this process's own; spec.env comes on top.
+    Raises K2Error (disk full, no permission) or UsageError; nothing is left behind then.
+    """
+    _check(spec)
+    root = paths.ensure_dir(paths.jobs_dir())
+    after = tuple(folder_of(i).name for i in spec.after)
+    base_env = dict(os.environ if env is None else env)
+    for name in (procs.JOB_VAR, "K2TUI_JOB_DIR"):
+        base_env.pop(name, None)
+    spec = replace(
+        spec, after=after, submitted_s=spec.submitted_s or time.time(), cwd=spec.cwd or os.getcwd()
+    )
+    if spec.id and not _ID.fullmatch(spec.id):
+        raise UsageError(f"job id {spec.id!r} is no plain name", "letters, digits, dot, dash and underscore")
+    for _ in range(100):
+        job_id = spec.id or new_id(spec.stage)
+        tmp = root / f".new-{job_id}-{os.getpid()}-{threading.get_ident()}"
+        lock_fd = -1
+        try:
+            tmp.mkdir(mode=0o700)
+            named = replace(spec, id=job_id, title=spec.title or " ".join(spec.argv)[:60])
+            masked = replace(
+                named, argv=mask_argv(named.argv), env=mask_env(named.env), title=mask_text(named.title)
+            )
+            write_json(tmp / "spec.json", journal.spec_to_json(masked))
+            write_json(tmp / "env.json", mask_env(base_env))
+            lock_fd = os.open(tmp / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # taken before it is handed on, so that a fresh job never looks dead
+            fcntl.flock(lock_fd, fcntl.LOCK_EX)
+            try:
+                os.rename(tmp, root / job_id)
+            except OSError as err:
+                if err.errno in (17, 39):  # EEXIST, ENOTEMPTY: two submitters in one millisecond
+                    if spec.id:
+                        raise UsageError(f"job {job_id!r} is already there")
+                    shutil.rmtree(tmp, ignore_errors=True)
+                    continue
+                raise
+            _start_keeper(root / job_id, named, base_env, lock_fd)
+            return job_id
+        except OSError as err:
+            shutil.rmtree(tmp, ignore_errors=True)
+            raise _disk_words(err, root)
+        except BaseException:
+            shutil.rmtree(tmp, ignore_errors=True)
+            raise
+        finally:
+            if lock_fd >= 0:
+                os.close(lock_fd)
+    raise K2Error(f"{root}: no free job id found")
+
+
+def _start_keeper(folder: Path, spec: JobSpec, env: Mapping[str, str], lock_fd: int) -> None:
+    handed = json.dumps({"spec": journal.spec_to_json(spec), "env": dict(env)}).encode()
+    keeper = subprocess.Popen(
+        [*keeper_argv(folder), "--lock-fd", str(lock_fd)],
+        cwd=PACKAGE_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=(lock_fd,),
+    )
+    try:
+        _, said = keeper.communicate(handed, timeout=60)
+    except subprocess.TimeoutExpired:
+        keeper.kill()
+        keeper.communicate()
+        said = b"it did not answer within 60 s"
+    if keeper.returncode != 0:
+        free = os.statvfs(folder)
+        full = free.f_bavail * free.f_frsize < 64 * 1024
+        shutil.rmtree(folder, ignore_errors=True)
+        last = said.decode("utf-8", "replace").strip().splitlines()
+        why = "No space left on device" if full else (last[-1] if last else f"exit {keeper.returncode}")
+        raise K2Error(
+            f"the job's keeper could not start: {why}",
+            "nothing was started" if not full else "make room; nothing was started",
+        )
+
+
+# ---- reading
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    size: int
+    mtime_ns: int
+    job: Job
+
+
+_cache: dict[str, _Cached] = {}
+_cache_lock = threading.Lock()
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _read_spec(folder: Path) -> JobSpec:
+    raw = _object(_read_json(folder / "spec.json"))
+    return journal.spec_of({**raw, "id": folder.name})
+
+
+def _events(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    try:
+        return journal.parse((folder / "journal.jsonl").read_bytes())
+    except OSError:
+        return [], 0
+
+
+def _fold(folder: Path, spec: JobSpec) -> tuple[Job, list[dict[str, Any]]]:
+    events, bad = _events(folder)
+    return journal.fold(spec, events, bad), events
+
+
+def _with_files(folder: Path, job: Job) -> Job:
+    result = _read_json(folder / "result.json")
+    try:
+        log_bytes = (folder / "output.log").stat().st_size
+    except OSError:
+        log_bytes = 0
+    return replace(
+        job,
+        progress=journal.progress_of(_read_json(folder / "progress.json")),
+        result=_object(result) if isinstance(result, dict) else None,
+        log_bytes=log_bytes,
+    )
+
+
+def _read(folder: Path) -> Job:
+    """The job as journal, lock and processes tell it together."""
+    spec = _read_spec(folder)
+    job, events = _fold(folder, spec)
+    if not job.state.is_final and not is_held(folder / "lock"):
+        # it may have ended between the two looks: the journal is read once more after the lock was seen free
+        job, events = _fold(folder, spec)
+        if not job.state.is_final:
+            job = _without_keeper(folder, job, events)
+    return _with_files(folder, job)
+
+
+def _without_keeper(folder: Path, job: Job, events: Sequence[journal.Event]) -> Job:
+    started = journal.last_of(events, "started", "restarting")
+    began = started is not None and started.get("e") == "started"
+    keeper = journal.last_of(events, "keeper", "adopted")
+    here = procs.boot_id()
+    boot = str((keeper or {}).get("boot", ""))
+    space = str((keeper or {}).get("ns", ""))
+    if boot in ("", here):
+        if space and procs.pid_space() and space != procs.pid_space():
+            why = "its keeper is dead; whether the work goes on can only be seen inside its container"
+            return replace(job, state=JobState.ORPHANED, reason=why)
+        alive = began and procs.is_alive(
+            int((started or {}).get("pid") or 0), str((started or {}).get("birth", "")), boot
+        )
+        if alive or procs.by_job([job.spec.id])[job.spec.id]:
+            return replace(job, state=JobState.ORPHANED, reason="its keeper is dead, the work goes on")
+    if boot and boot != here:
+        why = "the machine was rebooted meanwhile"
+    elif not began:
+        why = "its keeper died before the work began"
+    else:
+        why = "keeper and work are gone without a word"
+    return _settle(folder, job, why)
+
+
+def _settle(folder: Path, job: Job, why: str) -> Job:
+    """Write down that a job is lost, if nobody holds its lock now; else (or on a read-only disk) only say so."""
+    lost = replace(job, state=JobState.LOST, reason=why, waiting_for="", waiting_since_s=None)
+    try:
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return lost
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return lost  # another reader looks at it or settles it in this moment
+        again, _ = _fold(folder, job.spec)
+        if again.state.is_final:
+            return again
+        try:
+            writer = Journal(folder)
+        except OSError:
+            return lost
+        writer.drop_ballast()
+        done = writer.add("ended", state=str(JobState.LOST), reason=why)
+        writer.close()
+        return _fold(folder, job.spec)[0] if done else lost
+    finally:
+        os.close(fd)
+
+
+def get(job_id: str) -> Job:
+    """One job, by id or unique part of it. Raises UsageError naming near ones."""
+    return _read(folder_of(job_id))
+
+
+def list_jobs() -> list[Job]:
+    """All jobs, newest first. Jobs that have ended are read once: from memory, or from the index beside the folders."""
+    root = paths.jobs_dir()
+    names = _ids(root)
+    with _cache_lock:
+        known = dict(_cache)
+    index: dict[str, Any] | None = None
+    found: list[Job] = []
+    missed = 0
+    fresh: dict[str, _Cached] = {}
+    for name in reversed(names):
+        folder = root / name
+        try:
+            facts = os.stat(folder / "journal.jsonl")
+        except OSError:
+            facts = None
+        key = f"{root}/{name}"
+        if facts is not None:
+            cached = known.get(key)
+            if cached is None:
+                if index is None:
+                    index = _object(_object(_read_json(root / _INDEX)).get("jobs"))
+                cached = _from_index(index.get(name), name)
+            if cached is not None and (cached.size, cached.mtime_ns) == (facts.st_size, facts.st_mtime_ns):
+                fresh[key] = cached
+                found.append(cached.job)
+                continue
+        if not (folder / "spec.json").exists():
+            continue  # deleted while we look, or no job at all
+        job = _read(folder)
+        found.append(job)
+        if job.state.is_final and facts is not None:
+            try:
+                facts = os.stat(folder / "journal.jsonl")
+            except OSError:
+                continue
+            fresh[key] = _Cached(facts.st_size, facts.st_mtime_ns, job)
+            missed += 1
+    with _cache_lock:
+        for key in [k for k in _cache if k.startswith(f"{root}/") and k not in fresh]:
+            del _cache[key]
+        _cache.update(fresh)
+    if missed >= 8:
+        _write_index(root, fresh)
+    return found
+
+
+_JOB_FIELDS = (
+    "pid",
+    "keeper_pid",
+    "started_s",
+    "ended_s",
+    "exit_code",
+    "reason",
+    "log_bytes",
+    "cpu_s",
+    "peak_rss_b",
+    "took_s",
+)
+_JOB_FIELDS_2 = ("gpu_s", "restarts", "unknown_events")
+
+
+def _write_index(root: Path, fresh: Mapping[str, _Cached]) -> None:
+    jobs: dict[str, Any] = {}
+    for cached in fresh.values():
+        job = cached.job
+        entry: dict[str, Any] = {f: getattr(job, f) for f in (*_JOB_FIELDS, *_JOB_FIELDS_2)}
+        entry.update(
+            state=str(job.state),
+            notes=list(job.notes),
+            result=None if job.result is None else dict(job.result),
+        )
+        p = job.progress
+        entry["progress"] = None if p is None else [p.done, p.total, p.unit, p.note, p.eta_s, p.at_s]
+        jobs[job.spec.id] = [cached.size, cached.mtime_ns, journal.spec_to_json(job.spec), entry]
+    tmp = root / f"{_INDEX}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        # a cache: whole or not at all, but it need not survive a power cut
+        tmp.write_text(
+            json.dumps({"v": 1, "jobs": jobs}, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
+        )
+        os.replace(tmp, root / _INDEX)
+    except OSError:
+        tmp.unlink(missing_ok=True)
+
+
+def _from_index(raw: Any, name: str) -> _Cached | None:
+    try:
+        size, mtime_ns, spec, entry = raw
+        progress = entry["progress"]
+        job = Job(
+            spec=journal.spec_of({**spec, "id": name}),
+            state=JobState(entry["state"]),
+            notes=tuple(entry["notes"]),
+            result=entry["result"],
+            progress=None
+            if progress is None
+            else journal.progress_of(dict(zip(_PROGRESS, progress, strict=True))),
+            **{f: entry[f] for f in (*_JOB_FIELDS, *_JOB_FIELDS_2)},
+        )
+        return _Cached(int(size), int(mtime_ns), job) if job.state.is_final else None
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+_PROGRESS = ("done", "total", "unit", "note", "eta_s", "at_s")
+
+
+# ---- orders
+
+
+def stop(job_id: str, *, wait_s: float = 0, by: str = "the user") -> Job:
+    """Ask the keeper to stop the job (TERM, grace, KILL), and wait up to wait_s for its end. Returns the job as it is then.
+
+    A job whose keeper is dead is adopted first, by a new keeper that stops it. A job that has ended stays as it is.
+    """
+    folder = folder_of(job_id)
+    job = _read(folder)
+    if job.state.is_final:
+        return job
+    try:
+        write_json(folder / "stop.json", {"by": by, "at_s": time.time()})
+    except OSError:
+        pass  # a full disk: the signal alone says it
+    if job.state is JobState.ORPHANED:
+        adopt(folder.name)
+        job = _read(folder)
+    events, _ = _events(folder)
+    keeper = journal.last_of(events, "keeper", "adopted")
+    if keeper is not None and procs.is_alive(
+        int(keeper.get("pid") or 0), str(keeper.get("birth", "")), str(keeper.get("boot", ""))
+    ):
+        try:
+            os.kill(int(keeper["pid"]), signal.SIGUSR1 if (folder / "stop.json").exists() else signal.SIGTERM)
+        except OSError:
+            pass
+    return wait(folder.name, wait_s) if wait_s > 0 else _read(folder)
+
+
+def wait(job_id: str, timeout_s: float | None = None) -> Job:
+    """Wait until the job has ended (or is lost), or the time is over; returns the job as it is then."""
+    folder = folder_of(job_id)
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    pause = 0.02
+    while True:
+        job = _read(folder)
+        if job.state.is_final or (until is not None and time.monotonic() >= until):
+            return job
+        time.sleep(pause if until is None else max(0.0, min(pause, until - time.monotonic())))
+        pause = min(0.3, pause * 1.3)
+
+
+def adopt(job_id: str) -> bool:
+    """Give an orphaned job a new keeper. True when one has it now; False when it has ended."""
+    folder = folder_of(job_id)
+    subprocess.run(
+        [*keeper_argv(folder), "--adopt"],
+        cwd=PACKAGE_ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+    )
+    return is_held(folder / "lock")
+
+
+def adopt_orphans() -> list[str]:
+    """A new keeper for every orphaned job; returns their ids. A dashboard calls it when it starts."""
+    return [job.spec.id for job in list_jobs() if job.state is JobState.ORPHANED and adopt(job.spec.id)]
+
+
+def retry(job_id: str, *, env: Mapping[str, str] | None = None) -> str:
+    """Submit a new job with the same spec, environment and working folder; returns its id.
+
+    Secrets were never stored: a masked variable is taken from `env` (default: this process's environment). A masked word of
+    the command comes from K2TUI_SECRET_<FLAG> (`--api-key` -> K2TUI_SECRET_API_KEY). UsageError says which is missing.
+    The work sees K2TUI_RETRY_OF (the old job's folder), for stages that can go on where it ended.
+    """
+    folder = folder_of(job_id)
+    spec = _read_spec(folder)
+    given = os.environ if env is None else env
+    stored = {str(k): str(v) for k, v in _object(_read_json(folder / "env.json")).items()}
+    base: dict[str, str] = {}
+    for name, value in (stored or dict(given)).items():
+        if MASK not in value:
+            base[name] = value
+        elif name in given:
+            base[name] = given[name]
+    extra: dict[str, str] = {}
+    for name, value in spec.env.items():
+        if MASK in value and name not in given:
+            raise UsageError(
+                f"{name} of job {folder.name} was a secret and is not stored",
+                f"set {name} in the environment and retry",
+            )
+        extra[name] = given[name] if MASK in value else value
+    argv: list[str] = []
+    for i, word in enumerate(spec.argv):
+        if MASK in word:
+            flag = (spec.argv[i - 1] if word == MASK and i else word.partition("=")[0]).lstrip("-")
+            name = "K2TUI_SECRET_" + re.sub(r"[^A-Za-z0-9]+", "_", flag).strip("_").upper()
+            if name not in given:
+                raise UsageError(
+                    f"a secret in the command of job {folder.name} ({flag}) is not stored",
+                    f"set {name} and retry",
+                )
+            word = word.replace(MASK, given[name], 1)
+        argv.append(word)
+    fresh = replace(
+        spec,
+        id="",
+        argv=tuple(argv),
+        env={**extra, "K2TUI_RETRY_OF": str(folder)},
+        submitted_s=0.0,
+        retry_of=folder.name,
+        after=tuple(i for i in spec.after if (paths.jobs_dir() / i).is_dir()),
+    )
+    return submit(fresh, env=base)
+
+
+def delete(job_id: str) -> None:
+    """Remove the folder of a job that has ended. Raises K2Error while it lives."""
+    folder = folder_of(job_id)
+    job = _read(folder)
+    if not job.state.is_final:
+        raise K2Error(f"job {folder.name} is {job.state}", f"stop it first: k2tui jobs stop {folder.name}")
+    gone = folder.with_name(f".gone-{folder.name}-{os.getpid()}")
+    os.rename(folder, gone)  # no reader meets half a folder
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,261 @@
+"""Plan files on disk: read, watched, and edited without ever overwriting what somebody else wrote. Knows no screen.
+
+An edit is an operation ("task X: status completed"), applied to the text as it is now and swapped in atomically; when the
+file changed between reading and swapping, the operation is applied again to the newer text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from k2tui.core import board_plan
+from k2tui.core.board import Board, Task, TaskStatus, link, news
+from k2tui.core.board_plan import PlanError, default_plan
+from k2tui.core.job import Job
+from k2tui.errors import K2Error, UsageError
+
+__all__ = ["PlanFile", "default_plan", "find_plans", "load_plan"]
+
+MAX_BYTES = 8 << 20
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder, not a plan file", "give a .json, .md or .toml file")
+        with open(path, "rb") as fh:
+            raw = fh.read(MAX_BYTES + 1)
+    except OSError as err:
+        raise UsageError(f"{path}: {err.strerror or err}", "check the path and its permissions")
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB, that is no plan")
+    return raw
+
+
+def _text(path: Path, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as err:
+        line = raw[: err.start].count(b"\n") + 1
+        raise PlanError(f"{path} line {line}: not UTF-8 text", line)
+
+
+def _parse(path: Path, raw: bytes) -> Board:
+    text = _text(path, raw)
+    fmt = board_plan.format_of(path.name, text)
+    try:
+        plan = board_plan.parse(text, fmt)
+    except PlanError as err:
+        raise PlanError(f"{path}" + (f" line {err.line}" if err.line else "") + f": {err.message}", err.line)
+    return Board(path=str(path), tasks=plan.tasks, title=plan.title, format=plan.format)
+
+
+def load_plan(path: Path | str) -> Board:
+    """The board of a plan file. Raises UsageError (no file) or PlanError (file and line)."""
+    where = Path(path).expanduser()
+    return _parse(where, _read(where))
+
+
+def find_plans(cwd: Path | None = None, home: Path | None = None) -> list[Path]:
+    """Plan files that may be meant: in the working folder, then where coding agents keep theirs (newest first)."""
+    here = cwd or Path.cwd()
+    mine = [
+        here / n for n in ("plan.json", "plan.toml", "plan.md", "PLAN.md", "TODO.md", "todo.md", "todos.json")
+    ]
+    found = [p for p in mine if p.is_file()]
+    base = (home or Path.home()) / ".claude"
+    theirs: list[tuple[float, Path]] = []
+    for pattern in ("tasks/*.json", "todos/*.json"):
+        for p in base.glob(pattern):
+            try:
+                facts = p.stat()
+            except OSError:
+                continue
+            if facts.st_size > 4:  # "[]" is no plan
+                theirs.append((facts.st_mtime, p))
+    return found + [p for _, p in sorted(theirs, reverse=True)]
+
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two files in one step (RENAME_EXCHANGE). False where the system cannot."""
+    if _libc is None or not hasattr(_libc, "renameat2"):
+        return False
+    return _libc.renameat2(-100, os.fsencode(a), -100, os.fsencode(b), 2) == 0
+
+
+class PlanFile:
+    """One plan file, mirrored. `poll` when a second has passed; every edit goes to the file and comes back by it."""
+
+    def __init__(self, path: Path | str, *, default_text: str = "") -> None:
+        """default_text: written when there is no such file yet ("" = a missing file is an error on the board)."""
+        self.path = Path(path).expanduser()
+        self._key: tuple[int, int, int] | None = None
+        self._board = Board(path=str(self.path))
+        self._lock = threading.RLock()
+        if default_text and not self.path.exists():
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                try:
+                    os.write(fd, default_text.encode())
+                finally:
+                    os.close(fd)
+            except OSError:
+                pass  # another one made it, or the place cannot be written: reading tells
+
+    @property
+    def board(self) -> Board:
+        """The newest good tasks; `error` says what is wrong with the file now."""
+        return self._board
+
+    def _stat(self) -> tuple[int, int, int] | None:
+        try:
+            facts = os.stat(self.path)
+        except OSError:
+            return None
+        return facts.st_mtime_ns, facts.st_size, facts.st_ino
+
+    def poll(self) -> bool:
+        """Look at the file; True when the board changed. A broken file keeps the last good tasks and sets `error`."""
+        with self._lock:
+            key = self._stat()
+            if key is not None and key == self._key:
+                return False
+            before = self._board
+            try:
+                self._board = _parse(self.path, _read(self.path))
+            except K2Error as err:
+                self._board = replace(before, error=err.message)
+            self._key = key
+            return self._board != before
+
+    def linked(self, jobs: Sequence[Job], ready: Iterable[str] = ()) -> Board:
+        """The board with what the jobs made of it. jobs: newest first."""
+        return link(self._board, jobs, ready)
+
+    def sync(self, jobs: Sequence[Job], ready: Iterable[str] = ()) -> list[str]:
+        """Write into the plan what jobs really did (started, completed); returns the ids of the tasks that changed."""
+        self.poll()
+        served = frozenset(ready)
+        changes = news(self._board, link(self._board, jobs, served), jobs, served)
+        for task_id, change in changes.items():
+            # read again under the lock: a task changed by hand in the meantime is looked at anew with the next call
+            now = {t.id: t for t in self._board.tasks}
+            if task_id in now:
+                self._edit(lambda text, fmt, i=task_id, c=change: board_plan.set_task(text, fmt, i, c))
+        return list(changes)
+
+    def set_task(self, task_id: str, **changes: str) -> None:
+        """Change content, status, priority, note, stage, job_id or depends of one task. Raises K2Error."""
+        board_plan.checked(changes)
+        self._edit(lambda text, fmt: board_plan.set_task(text, fmt, task_id, changes))
+
+    def add_task(
+        self,
+        content: str,
+        priority: str = "medium",
+        *,
+        id: str = "",
+        stage: str = "",
+        depends: Sequence[str] = (),
+        note: str = "",
+        status: str = "pending",
+    ) -> str:
+        """Add a task at the end; returns its id."""
+        fields = board_plan.checked({"status": status, "priority": priority, "content": content})
+        task = Task(
+            id, fields["content"], TaskStatus(fields["status"]), priority, note, stage, depends=tuple(depends)
+        )
+        made = ""
+
+        def change(text: str, fmt: str) -> str:
+            nonlocal made
+            out, made = board_plan.add_task(text, fmt, task)
+            return out
+
+        self._edit(change)
+        return made
+
+    def move_task(self, task_id: str, place: int) -> None:
+        """Make a task number `place` (from 0) of the list."""
+        self._edit(lambda text, fmt: board_plan.move_task(text, fmt, task_id, place))
+
+    def _edit(self, change: Callable[[str, str], str]) -> None:
+        with self._lock:
+            target = self.path.resolve()  # a link stays a link
+            guard = self._guard(target)
+            try:
+                for _ in range(50):
+                    try:
+                        raw = _read(target) if target.exists() else b""
+                        text = _text(target, raw)
+                        new = change(text, board_plan.format_of(target.name, text)).encode()
+                    except PlanError as err:
+                        where = f"{self.path}" + (f" line {err.line}" if err.line else "")
+                        raise K2Error(
+                            err.message if str(self.path) in err.message else f"{where}: {err.message}",
+                            err.hint,
+                            exit_code=2,
+                        )
+                    if new == raw or self._swap(target, raw, new):
+                        self.poll()
+                        return
+                raise K2Error(f"{self.path} is being changed all the time", "try again")
+            finally:
+                if guard is not None:
+                    os.close(guard)
+
+    def _guard(self, target: Path) -> int | None:
+        """Edits of several k2tui processes go one after the other: a lock on the folder, which needs no extra file."""
+        try:
+            fd = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            return fd
+        except OSError:
+            return None  # some network file systems cannot: the swap still notices a change
+
+    def _swap(self, target: Path, old: bytes, new: bytes) -> bool:
+        """Put `new` in place of `old`; False (and nothing lost) when the file was not `old` any more."""
+        try:
+            mode = os.stat(target).st_mode & 0o777 if target.exists() else 0o600
+            fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        except OSError as err:
+            raise K2Error(f"{target}: {err.strerror or err}", "the plan was left as it is")
+        tmp = Path(name)
+        try:
+            with os.fdopen(fd, "wb") as fh:
+                fh.write(new)
+                fh.flush()
+                os.fsync(fh.fileno())
+            os.chmod(tmp, mode)
+            now = target.read_bytes() if target.exists() else b""
+            if now != old:
+                return False
+            if not target.exists():
+                os.link(tmp, target)  # fails when somebody made it in this moment
+                return True
+            if not _exchange(tmp, target):
+                os.replace(tmp, target)
+                return True
+            # the former file now lies under the other name: what somebody wrote in the last microseconds is seen there
+            if tmp.read_bytes() == old:
+                return True
+            _exchange(tmp, target)
+            return False
+        except FileExistsError:
+            return False
+        except OSError as err:
+            raise K2Error(f"{target}: {err.strerror or err}", "the plan was left as it is")
+        finally:
+            tmp.unlink(missing_ok=True)
