@@ -1,0 +1,995 @@
+"""Reader of NVIDIA's management library: a thread of its own turns it into a frozen GpuView each second; it knows no screen.
+
+Laws of this room:
+- every figure stands alone: what one getter or one GPU cannot tell never hides the others;
+- a getter that is not supported is not asked again each second, and one that costs much is asked seldom;
+- no NVIDIA driver is a state with words, not an error, and it ends by itself when the driver comes;
+- readers never wait: they get the newest view, and its age (taken_s) shows when NVML is slow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import math
+import os
+import platform
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from k2tui.core.gpu import GpuProcess, GpuSample, GpuView, MigSlice, describe_throttle, explain_processes
+from k2tui.sources.procs import ProcessFacts, ProcessTable, clean
+
+log = logging.getLogger(__name__)
+
+_ALL_LINKS = 0xFFFFFFFF
+_NO_INSTANCE = 0xFFFFFFFF
+_FI_MEMORY_TEMP = 82
+_FI_NVLINK_TX_KIB, _FI_NVLINK_RX_KIB = 138, 139
+_FI_PCIE_TX_BYTES, _FI_PCIE_RX_BYTES = 197, 198
+_FIELDS = (
+    (_FI_MEMORY_TEMP, 0),
+    (_FI_NVLINK_TX_KIB, _ALL_LINKS),
+    (_FI_NVLINK_RX_KIB, _ALL_LINKS),
+    (_FI_PCIE_TX_BYTES, 0),
+    (_FI_PCIE_RX_BYTES, 0),
+)
+
+_UNINITIALIZED, _INVALID, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND = 1, 2, 3, 4, 6
+_DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND, _FUNCTION_NOT_FOUND, _LOST, _RESET = 9, 12, 13, 15, 16
+_MISMATCH, _VERSION, _DEPRECATED, _NOT_READY, _GPU_NOT_FOUND = 18, 25, 26, 27, 28
+# Answers that will stay what they are on this board and driver.
+_FINAL = frozenset({_INVALID, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _VERSION, _DEPRECATED})
+
+_RETRY_UNSUPPORTED_S = 300.0  # MIG mode and the like change under a running sampler
+_RETRY_FAILED_S = 5.0
+_SLOW_CALL_S = 0.05  # a call that took longer is asked so seldom that it costs at most 1 % of the time
+_SLOW_FACTOR = 100.0
+_SLOWEST_S = 60.0
+_PCIE_EVERY_S = 20.0  # the call samples for 20 ms, twice
+_PCIE_WATCHED_S = 2.0
+_STUCK_S = 1.0
+_BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+_LOST_RETRY_S = (10.0, 20.0, 60.0, 300.0)
+_HOTPLUG_EVERY_S = 5.0
+
+OnSample = Callable[[GpuView], None]
+
+
+class _Restart(Exception):
+    """The library must be initialised again."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One getter of one GPU: when it is due, and what it said last."""
+
+    label: str
+    every_s: float
+    call: Callable[[Any], Any]
+    due: float = 0.0
+    value: Any = None
+    error: str = ""
+    code: int = 0
+
+
+class _Rate:
+    """A counter that only grows, as a rate; a counter that went back (driver reload, overflow) gives None once."""
+
+    __slots__ = ("_at", "_value")
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._value: int | None = None
+
+    def push(self, value: int | None, at: float) -> float | None:
+        """Units a second since the last push; None for the first one."""
+        old, old_at = self._value, self._at
+        self._value, self._at = value, at
+        if value is None or old is None or value < old or at <= old_at:
+            return None
+        return (value - old) / (at - old_at)
+
+
+class _Device:
+    """One GPU of one initialisation of the library."""
+
+    def __init__(self, nvml: Any, index: int, handle: Any, sampler: NvmlSampler) -> None:
+        self.nvml = nvml
+        self.index = index
+        self.handle = handle
+        self.sampler = sampler
+        self.lost = ""
+        self.last: GpuSample | None = None
+        self.last_xid: int | None = None
+        self.last_xid_s: float | None = None
+        self.mig_handles: list[Any] = []
+        self.usage: dict[int, int] = {}
+        self.has_usage = False
+        self.rates = {name: _Rate() for name in ("nvlink_tx", "nvlink_rx", "pcie_tx", "pcie_rx")}
+        self.rate_values: dict[str, int | None] = {}
+        self.processes: list[tuple[int, int | None, str, int | None]] = []
+        n = nvml
+        always, seldom, once = 0.0, 10.0, math.inf
+        table: tuple[tuple[str, str, float, Callable[[Any], Any]], ...] = (
+            ("name", "name", once, n.nvmlDeviceGetName),
+            ("uuid", "uuid", once, n.nvmlDeviceGetUUID),
+            ("pci", "PCI address", once, n.nvmlDeviceGetPciInfo),
+            ("virtualization", "virtualisation mode", once, n.nvmlDeviceGetVirtualizationMode),
+            ("slowdown", "slow-down temperature", once, lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 1)),
+            ("shutdown", "shut-down temperature", once, lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 0)),
+            ("gpu_max", "highest temperature", once, lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 3)),
+            ("sm_max", "highest SM clock", once, lambda h: n.nvmlDeviceGetMaxClockInfo(h, 1)),
+            ("mem_max", "highest memory clock", once, lambda h: n.nvmlDeviceGetMaxClockInfo(h, 2)),
+            ("gen_max", "highest PCIe generation", once, n.nvmlDeviceGetMaxPcieLinkGeneration),
+            ("width_max", "highest PCIe width", once, n.nvmlDeviceGetMaxPcieLinkWidth),
+            ("limit_default", "default power limit", once, n.nvmlDeviceGetPowerManagementDefaultLimit),
+            ("numa", "NUMA node", once, n.nvmlDeviceGetNumaNodeId),
+            ("c2c", "chip-to-chip link", once, n.nvmlDeviceGetC2cModeInfoV),
+            ("memory", "memory", always, self._memory),
+            ("utilization", "utilisation", always, n.nvmlDeviceGetUtilizationRates),
+            ("power", "power usage", always, n.nvmlDeviceGetPowerUsage),
+            ("temperature", "temperature", always, lambda h: n.nvmlDeviceGetTemperature(h, 0)),
+            ("sm", "SM clock", always, lambda h: n.nvmlDeviceGetClockInfo(h, 1)),
+            ("reasons", "throttle reasons", always, self._reasons),
+            ("compute", "processes", always, n.nvmlDeviceGetComputeRunningProcesses),
+            ("pstate", "performance state", 2.0, n.nvmlDeviceGetPerformanceState),
+            ("graphics", "graphics processes", 5.0, n.nvmlDeviceGetGraphicsRunningProcesses),
+            ("mps", "MPS processes", 5.0, n.nvmlDeviceGetMPSComputeRunningProcesses),
+            ("usage", "process utilisation", 2.0, self._usage),
+            ("mem", "memory clock", 2.0, lambda h: n.nvmlDeviceGetClockInfo(h, 2)),
+            ("fields", "field values", 2.0, lambda h: n.nvmlDeviceGetFieldValues(h, _FIELDS)),
+            ("gen", "PCIe generation", 5.0, n.nvmlDeviceGetCurrPcieLinkGeneration),
+            ("width", "PCIe width", 5.0, n.nvmlDeviceGetCurrPcieLinkWidth),
+            ("limit", "power limit", seldom, n.nvmlDeviceGetEnforcedPowerLimit),
+            ("fan", "fan", 5.0, n.nvmlDeviceGetFanSpeed),
+            ("encoder", "encoder", 5.0, lambda h: n.nvmlDeviceGetEncoderUtilization(h)[0]),
+            ("decoder", "decoder", 5.0, lambda h: n.nvmlDeviceGetDecoderUtilization(h)[0]),
+            ("energy", "energy", seldom, n.nvmlDeviceGetTotalEnergyConsumption),
+            ("ecc", "ECC mode", 60.0, lambda h: n.nvmlDeviceGetEccMode(h)[0]),
+            ("ecc_unc", "ECC errors", seldom, lambda h: n.nvmlDeviceGetTotalEccErrors(h, 1, 0)),
+            ("ecc_corr", "corrected ECC errors", seldom, lambda h: n.nvmlDeviceGetTotalEccErrors(h, 0, 0)),
+            ("ecc_unc_total", "ECC errors in all", 60.0, lambda h: n.nvmlDeviceGetTotalEccErrors(h, 1, 1)),
+            ("remapped", "remapped rows", 60.0, n.nvmlDeviceGetRemappedRows),
+            ("retired", "retired pages", 60.0, self._retired),
+            ("persistence", "persistence mode", 60.0, n.nvmlDeviceGetPersistenceMode),
+            ("replays", "PCIe replays", seldom, n.nvmlDeviceGetPcieReplayCounter),
+            ("links", "NVLink links", 60.0, self._links),
+            ("mig", "MIG mode", seldom, self._mig),
+            ("slices", "MIG slices", 2.0, self._slices),
+            ("pcie", "PCIe throughput", _PCIE_EVERY_S, self._pcie),
+        )
+        self.slots = {key: _Slot(label, every, call) for key, label, every, call in table}
+        self.order = list(self.slots.values())
+        # The slow one is left out of the first sample, and not all GPUs ask it in the same second.
+        self.slots["pcie"].due = time.monotonic() + 3.0 + index
+
+    # -- getters that need more than one call --------------------------------------------------------------------------------
+
+    def _memory(self, handle: Any) -> tuple[int, int, int | None]:
+        """(total, used, reserved) in bytes. The second version of the call reports reserved apart, as nvidia-smi does."""
+        try:
+            info = self.nvml.nvmlDeviceGetMemoryInfo(handle, version=self.nvml.nvmlMemory_v2)
+            return int(info.total), int(info.used), int(info.reserved)
+        except self.nvml.NVMLError as err:
+            if err.value not in _FINAL:
+                raise
+            info = self.nvml.nvmlDeviceGetMemoryInfo(handle)
+            return int(info.total), int(info.used), None
+
+    def _reasons(self, handle: Any) -> int:
+        try:
+            return int(self.nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        except self.nvml.NVMLError as err:
+            if err.value != _FUNCTION_NOT_FOUND:
+                raise
+            return int(self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+    def _usage(self, handle: Any) -> bool:
+        since_us = int((time.time() - 3.0) * 1e6)
+        newest: dict[int, tuple[int, int]] = {}
+        try:
+            for sample in self.nvml.nvmlDeviceGetProcessUtilization(handle, since_us):
+                pid, stamp = int(sample.pid), int(sample.timeStamp)
+                if pid not in newest or stamp >= newest[pid][0]:
+                    newest[pid] = (stamp, min(100, int(sample.smUtil)))
+        except self.nvml.NVMLError as err:
+            if err.value != _NOT_FOUND:  # "not found" = no process did anything since then
+                raise
+        self.usage = {pid: share for pid, (_, share) in newest.items()}
+        self.has_usage = self.has_usage or bool(newest)
+        return True
+
+    def _retired(self, handle: Any) -> int:
+        return sum(len(self.nvml.nvmlDeviceGetRetiredPages(handle, cause)) for cause in (0, 1))
+
+    def _links(self, handle: Any) -> int:
+        """Active NVLink links. The first link that the board does not have ends the count."""
+        active = 0
+        for link in range(int(getattr(self.nvml, "NVML_NVLINK_MAX_LINKS", 18))):
+            try:
+                active += int(self.nvml.nvmlDeviceGetNvLinkState(handle, link)) == 1
+            except self.nvml.NVMLError as err:
+                if link == 0 or err.value not in _FINAL:
+                    raise
+                break
+        return active
+
+    def _mig(self, handle: Any) -> bool:
+        enabled = int(self.nvml.nvmlDeviceGetMigMode(handle)[0]) == 1
+        handles: list[Any] = []
+        if enabled:
+            for number in range(int(self.nvml.nvmlDeviceGetMaxMigDeviceCount(handle))):
+                try:
+                    handles.append(self.nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
+                except self.nvml.NVMLError as err:
+                    if err.value in (_LOST, _UNINITIALIZED):
+                        raise
+        if len(handles) != len(self.mig_handles):
+            self.slots["slices"].due = 0.0
+        self.mig_handles = handles
+        return enabled
+
+    def _slices(self, _handle: Any) -> tuple[MigSlice, ...]:
+        n = self.nvml
+        out: list[MigSlice] = []
+        for handle in self.mig_handles:
+            name = _try(n, lambda h: str(n.nvmlDeviceGetName(h)), handle) or ""
+            total_used = _try(n, self._memory, handle)
+            attributes = _try(n, n.nvmlDeviceGetAttributes_v2, handle)
+            out.append(
+                MigSlice(
+                    gpu_instance=_try(n, n.nvmlDeviceGetGpuInstanceId, handle) or 0,
+                    compute_instance=_try(n, n.nvmlDeviceGetComputeInstanceId, handle) or 0,
+                    name=clean(name.partition(" MIG ")[2] or name),
+                    uuid=_try(n, lambda h: str(n.nvmlDeviceGetUUID(h)), handle) or "",
+                    memory_total_b=total_used[0] if total_used else None,
+                    memory_used_b=total_used[1] if total_used else None,
+                    sm_count=int(attributes.multiprocessorCount) if attributes else None,
+                )
+            )
+        return tuple(out)
+
+    def _pcie(self, handle: Any) -> tuple[int, int] | None:
+        """(received, sent) in KB/s. Not asked while the cheap counters answer."""
+        if self.rate_values.get("pcie_rx") is not None:
+            return None
+        return int(self.nvml.nvmlDeviceGetPcieThroughput(handle, 1)), int(
+            self.nvml.nvmlDeviceGetPcieThroughput(handle, 0)
+        )
+
+    # -- one round -----------------------------------------------------------------------------------------------------------
+
+    def sample(self, now: float, wall_s: float) -> GpuSample:
+        """Ask what is due and compose the figures. A lost GPU keeps what is known of it and says so."""
+        nvml, sampler, handle = self.nvml, self.sampler, self.handle
+        reset = False
+        for slot in self.order:
+            if slot.due > now:
+                continue
+            sampler.calling = (slot.label, self.index, time.monotonic())
+            began = time.perf_counter()
+            try:
+                slot.value = slot.call(handle)
+                slot.error = ""
+                slot.code = 0
+                slot.due = now + slot.every_s
+            except nvml.NVMLError as err:
+                code = int(err.value)
+                slot.value = None
+                slot.code = code
+                slot.error = "" if code in _FINAL else _error_words(nvml, err)
+                slot.due = now + (
+                    _RETRY_UNSUPPORTED_S
+                    if code in _FINAL
+                    else _SLOWEST_S
+                    if code == _NO_PERMISSION
+                    else _RETRY_FAILED_S
+                )
+                if code in (_LOST, _GPU_NOT_FOUND):
+                    self.lost = "fallen off the bus (NVML: GPU is lost)"
+                    break
+                if code in (_UNINITIALIZED, _DRIVER_NOT_LOADED, _MISMATCH):
+                    raise _Restart
+                reset = reset or code == _RESET
+            except (UnicodeDecodeError, ValueError, OverflowError) as err:
+                # a name or figure that is not what the header promises: only this one is lost
+                slot.value, slot.error, slot.due = None, clean(str(err)), now + _SLOWEST_S
+            finally:
+                sampler.calling = None
+            cost = time.perf_counter() - began
+            if cost > _SLOW_CALL_S and slot.due != math.inf:
+                slot.due = max(slot.due, now + min(_SLOWEST_S, cost * _SLOW_FACTOR))
+        else:
+            self.lost = "needs a reset (NVML: GPU requires reset)" if reset else ""
+        if self.slots["pcie"].due > now + _PCIE_WATCHED_S and self.index in sampler.watched:
+            self.slots["pcie"].due = now + _PCIE_WATCHED_S
+        self.last = self._compose(wall_s)
+        return self.last
+
+    def _compose(self, wall_s: float) -> GpuSample:
+        slots = self.slots
+        value = {key: slot.value for key, slot in slots.items()}
+        if self.lost.startswith("fallen"):
+            kept = self.last
+            base = GpuSample(self.index, uuid=str(value["uuid"] or ""), name=clean(str(value["name"] or "")))
+            if kept is not None:
+                base = GpuSample(
+                    self.index, kept.uuid, kept.name, memory_total_b=kept.memory_total_b, bus_id=kept.bus_id
+                )
+            self.processes = []
+            return replace(
+                base, error=self.lost, taken_s=wall_s, last_xid=self.last_xid, last_xid_s=self.last_xid_s
+            )
+        memory, util, pcie = value["memory"], value["utilization"], value["pcie"]
+        total, used, reserved = memory or (None, None, None)
+        kind = "coherent" if value["numa"] is not None and _c2c_enabled(value["c2c"]) else ""
+        if memory is None and slots["memory"].code in _FINAL and value["virtualization"] != 2:
+            total, used = self.sampler.host_memory()
+            kind = "unified" if total is not None else ""
+        memory_temperature = self._push_fields(value["fields"], slots["fields"])
+        bits = value["reasons"]
+        rx, tx = self.rate_values.get("pcie_rx"), self.rate_values.get("pcie_tx")
+        if rx is None and pcie is not None:
+            rx, tx = pcie
+        remapped = value["remapped"]
+        self.processes = self._list_processes()
+        process_slot = slots["compute"]
+        return GpuSample(
+            index=self.index,
+            uuid=str(value["uuid"] or ""),
+            name=clean(str(value["name"] or "")),
+            error=self.lost,
+            memory_total_b=total,
+            memory_used_b=used,
+            memory_reserved_b=reserved,
+            gpu_utilization=None if util is None else int(util.gpu),
+            memory_utilization=None if util is None else int(util.memory),
+            power_usage_mw=value["power"],
+            enforced_power_limit_mw=value["limit"],
+            temperature_c=value["temperature"],
+            temperature_slowdown_c=value["slowdown"],
+            sm_clock_mhz=value["sm"],
+            sm_clock_max_mhz=value["sm_max"],
+            memory_clock_mhz=value["mem"],
+            throttle_reasons=() if bits is None else describe_throttle(bits),
+            pcie_gen=value["gen"],
+            pcie_gen_max=value["gen_max"],
+            pcie_width=value["width"],
+            pcie_width_max=value["width_max"],
+            pcie_rx_kb_s=rx,
+            pcie_tx_kb_s=tx,
+            nvlink_rx_kb_s=self.rate_values.get("nvlink_rx"),
+            nvlink_tx_kb_s=self.rate_values.get("nvlink_tx"),
+            fan_percent=value["fan"],
+            ecc_uncorrected=value["ecc_unc"],
+            energy_mj=value["energy"],
+            taken_s=wall_s,
+            memory_clock_max_mhz=value["mem_max"],
+            memory_temperature_c=memory_temperature,
+            temperature_shutdown_c=value["shutdown"],
+            temperature_max_c=value["gpu_max"],
+            power_limit_default_mw=value["limit_default"],
+            throttle_bits=bits,
+            pstate=value["pstate"],
+            ecc_enabled=None if value["ecc"] is None else bool(value["ecc"]),
+            ecc_corrected=value["ecc_corr"],
+            ecc_uncorrected_total=value["ecc_unc_total"],
+            remapped_rows=None if remapped is None else (remapped[0], remapped[1]),
+            remap_pending=None if remapped is None else bool(remapped[2]),
+            remap_failed=None if remapped is None else bool(remapped[3]),
+            retired_pages=value["retired"],
+            last_xid=self.last_xid,
+            last_xid_s=self.last_xid_s,
+            mig_enabled=value["mig"],
+            mig=value["slices"] or (),
+            virtualization=_VIRTUALIZATION.get(value["virtualization"] or 0, ""),
+            memory_kind=kind,
+            nvlink_count=value["links"],
+            bus_id="" if value["pci"] is None else clean(str(value["pci"].busId)),
+            encoder_utilization=value["encoder"],
+            decoder_utilization=value["decoder"],
+            persistence=None if value["persistence"] is None else bool(value["persistence"]),
+            pcie_replays=value["replays"],
+            missing=tuple(f"{slot.label}: {slot.error}" for slot in self.order if slot.error),
+            process_error=process_slot.error or ("not supported here" if process_slot.code in _FINAL else ""),
+        )
+
+    def _push_fields(self, fields: Any, slot: _Slot) -> int | None:
+        """Take counters into rates when they were just read. Returns the memory's temperature."""
+        if fields is None:
+            self.rate_values = {}
+            return None
+        found = {int(field.fieldId): _field_value(field) for field in fields}
+        stamp = slot.due
+        if self.sampler_stamp != stamp:
+            self.sampler_stamp = stamp
+            at = time.monotonic()
+            counters = (
+                ("nvlink_tx", found.get(_FI_NVLINK_TX_KIB), 1.024),
+                ("nvlink_rx", found.get(_FI_NVLINK_RX_KIB), 1.024),
+                ("pcie_tx", found.get(_FI_PCIE_TX_BYTES), 0.001),
+                ("pcie_rx", found.get(_FI_PCIE_RX_BYTES), 0.001),
+            )
+            for name, counter, to_kb in counters:
+                rate = self.rates[name].push(counter, at)
+                self.rate_values[name] = None if rate is None else round(rate * to_kb)
+        temperature = found.get(_FI_MEMORY_TEMP)
+        return temperature if temperature else None  # boards without the sensor say 0
+
+    sampler_stamp: float = -1.0
+
+    def _list_processes(self) -> list[tuple[int, int | None, str, int | None]]:
+        """(pid, GPU memory in bytes, kind, MIG slice), a pid once a slice; MPS and graphics give their kind to one in both."""
+        out: dict[tuple[int, int | None], tuple[int, int | None, str, int | None]] = {}
+        for key, kind in (("graphics", "G"), ("compute", "C"), ("mps", "M")):
+            for found in self.slots[key].value or ():
+                instance = getattr(found, "gpuInstanceId", None)
+                slice_id = None if instance in (None, _NO_INSTANCE) else int(instance)
+                pid = int(found.pid)
+                used = None if found.usedGpuMemory is None else int(found.usedGpuMemory)
+                old = out.get((pid, slice_id))
+                both = old is not None and {old[2], kind} == {"C", "G"}
+                out[pid, slice_id] = (
+                    pid,
+                    used if used is not None else (old[1] if old else None),
+                    "C+G" if both else kind,
+                    slice_id,
+                )
+        return list(out.values())
+
+
+_VIRTUALIZATION = {1: "passthrough", 2: "vGPU", 3: "vGPU host", 4: "vSGA host"}
+
+
+def _try(nvml: Any, call: Callable[[Any], Any], handle: Any) -> Any:
+    try:
+        return call(handle)
+    except nvml.NVMLError as err:
+        if err.value in (_LOST, _UNINITIALIZED):
+            raise
+        return None
+
+
+def _c2c_enabled(info: Any) -> bool:
+    return info is not None and bool(int(getattr(info, "isC2cEnabled", 0)))
+
+
+def _field_value(field: Any) -> int | None:
+    if int(field.nvmlReturn) != 0:
+        return None
+    names = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+    kind = int(field.valueType)
+    return int(getattr(field.value, names[kind])) if kind < len(names) else None
+
+
+def _error_words(nvml: Any, err: Any) -> str:
+    if int(err.value) == _NO_PERMISSION:
+        return "no permission"
+    return clean(str(err)) or f"NVML error {err.value}"
+
+
+class NvmlSampler:
+    """Samples every GPU each `interval_s` seconds in a thread of its own.
+
+    start(on_sample): on_sample gets each view in that thread; it must be quick and not raise. latest() never blocks.
+    take() samples once in the caller's thread, for one-shot commands; do not mix it with start().
+    proc, clock: replaced in tests.
+    """
+
+    def __init__(
+        self,
+        interval_s: float = 1.0,
+        *,
+        with_processes: bool = True,
+        proc: str = "/proc",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.interval_s = interval_s
+        self.calling: tuple[str, int, float] | None = None
+        self.watched: frozenset[int] = frozenset()
+        self._with_processes = with_processes
+        self._proc = proc
+        self._clock = clock
+        self._table = ProcessTable(proc)
+        self._cpu_seen: dict[tuple[int, float], tuple[float, float]] = {}
+        self._nvml: Any = None
+        self._devices: list[_Device] = []
+        self._is_ready = False
+        self._error = ""
+        self._hint = ""
+        self._retry_at = 0.0
+        self._failures = 0
+        self._lost_round = 0
+        self._next_hotplug = 0.0
+        self._known: dict[str, tuple[int, str]] = {}
+        self._driver = ""
+        self._cuda = ""
+        self._events: Any = None
+        self._view = GpuView(taken_s=0.0)
+        self._published_at = 0.0
+        self._on_sample: OnSample | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # -- for readers ---------------------------------------------------------------------------------------------------------
+
+    def start(self, on_sample: OnSample | None = None) -> None:
+        """Begin sampling. Calling it again replaces on_sample only."""
+        self._on_sample = on_sample
+        if self._thread is None or not self._thread.is_alive():
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._run, name="k2tui-nvml", daemon=True)
+            self._thread.start()
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """End the thread. One that waits for the driver is left behind: it is a daemon and holds nothing of ours."""
+        self._stop.set()
+        thread = self._thread
+        if thread is None:
+            self._shutdown()
+        elif thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def latest(self) -> GpuView:
+        """The newest view, at once. taken_s is 0.0 until the first sample; waiting_for names a call that has not come back."""
+        view, calling = self._view, self.calling
+        if calling is not None and time.monotonic() - calling[2] > _STUCK_S:
+            return replace(
+                view, waiting_for=f"{calling[0]} of GPU {calling[1]}" if calling[1] >= 0 else calling[0]
+            )
+        return view
+
+    def watch_pcie(self, *indices: int) -> None:
+        """Ask these GPUs' PCIe throughput every 2 s (it costs 40 ms a GPU where there are no counters); () = seldom, as usual."""
+        self.watched = frozenset(indices)
+
+    def take(self) -> GpuView:
+        """One sample now, in this thread."""
+        self._view = self._sample()
+        return self._view
+
+    # -- the thread ----------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._publish(self._sample())
+            except Exception:
+                # a fault of ours must not end the sampling: the age of the view shows that something is off
+                log.exception("GPU sample failed")
+                self._drop("GPU sampling failed inside k2tui", "see the log file", began)
+            self._stop.wait(max(0.05, self.interval_s - (time.monotonic() - began)))
+        self._shutdown()
+
+    def _publish(self, view: GpuView) -> None:
+        self._view = view
+        self._published_at = time.monotonic()
+        if self._on_sample is not None and not self._stop.is_set():
+            self._on_sample(view)
+
+    def _sample(self) -> GpuView:
+        began, cpu = time.monotonic(), time.thread_time()
+        if not self._is_ready and began >= self._retry_at:
+            self._initialize(began)
+        if self._is_ready and began >= self._next_hotplug:
+            self._next_hotplug = began + _HOTPLUG_EVERY_S
+            if self._hotplugged() or self._lost_is_due(began):
+                self._shutdown()
+                self._initialize(began)
+        if not self._is_ready:
+            return GpuView(
+                taken_s=self._clock(), error=self._error, hint=self._hint, driver_version=self._driver
+            )
+        samples: list[GpuSample] = []
+        try:
+            for number, device in enumerate(self._devices):
+                samples.append(device.sample(began, self._clock()))
+                if (
+                    self._on_sample is not None
+                    and time.monotonic() - max(self._published_at, began) > _STUCK_S
+                ):
+                    rest = [d.last or GpuSample(d.index) for d in self._devices[number + 1 :]]
+                    self._publish(self._compose(samples + rest, began, cpu))
+        except _Restart:
+            self._shutdown()
+            self._drop("the NVIDIA driver went away", "it is asked again until it is back", began)
+            return GpuView(taken_s=self._clock(), error=self._error, hint=self._hint)
+        self._read_events()
+        if any(sample.error.startswith("fallen") for sample in samples):
+            if self._lost_round == 0:
+                self._lost_round = 1
+                self._lost_at = began + _LOST_RETRY_S[0]
+        elif len(samples) >= len(self._known):
+            self._lost_round = 0
+        return self._compose(samples, began, cpu)
+
+    def _compose(self, samples: list[GpuSample], began: float, cpu: float) -> GpuView:
+        gpus = samples + self._missing(samples)
+        processes = self._processes() if self._with_processes else ()
+        return GpuView(
+            taken_s=self._clock(),
+            gpus=tuple(gpus),
+            processes=processes,
+            driver_version=self._driver,
+            sample_ms=(time.thread_time() - cpu) * 1000.0,
+            cuda_version=self._cuda,
+            notes=explain_processes(gpus, processes) if self._with_processes else (),
+        )
+
+    def _missing(self, samples: list[GpuSample]) -> list[GpuSample]:
+        """GPUs that an earlier initialisation had and this one has not, after the living ones."""
+        here = {sample.uuid for sample in samples if sample.uuid}
+        for sample in samples:
+            if sample.uuid:
+                self._known[sample.uuid] = (sample.index, sample.name)
+        out: list[GpuSample] = []
+        for uuid, (index, name) in self._known.items():
+            if uuid not in here:
+                number = len(samples) + len(out)
+                error = f"missing: was GPU {index}; fallen off the bus or removed"
+                out.append(GpuSample(number, uuid=uuid, name=name, error=error, taken_s=self._clock()))
+        return out
+
+    # -- the library ---------------------------------------------------------------------------------------------------------
+
+    def _initialize(self, now: float) -> None:
+        self.calling = ("the start of NVML", -1, time.monotonic())
+        try:
+            self._nvml = importlib.import_module("pynvml")
+            self._nvml.nvmlInit()
+        except ImportError:
+            self._drop("nvidia-ml-py is not installed", "pip install nvidia-ml-py", now)
+            return
+        except self._nvml.NVMLError as err:
+            error, hint = _explain_start(int(err.value), _error_words(self._nvml, err), self._proc)
+            self._drop(error, hint, now)
+            if int(err.value) == _MISMATCH:
+                _unload(self._nvml)
+            return
+        finally:
+            self.calling = None
+        try:
+            self._driver = _try_system(self._nvml, self._nvml.nvmlSystemGetDriverVersion)
+            version = _try_system(self._nvml, self._nvml.nvmlSystemGetCudaDriverVersion)
+            self._cuda = f"{int(version) // 1000}.{int(version) % 1000 // 10}" if version else ""
+            count = int(self._nvml.nvmlDeviceGetCount())
+            self._devices = []
+            for index in range(count):
+                self._devices.append(self._open(index))
+        except self._nvml.NVMLError as err:
+            self._shutdown()
+            error, hint = _explain_start(int(err.value), _error_words(self._nvml, err), self._proc)
+            self._drop(error, hint, now)
+            return
+        if not self._devices and not self._known:
+            self._shutdown()
+            self._drop(
+                "the NVIDIA driver sees no GPU",
+                "lspci | grep -i nvidia shows whether the board is there",
+                now,
+            )
+            return
+        self._is_ready = True
+        self._failures = 0
+        self._error = self._hint = ""
+        self._next_hotplug = now + _HOTPLUG_EVERY_S
+        self._open_events()
+
+    def _open(self, index: int) -> _Device:
+        """A device; one whose handle cannot be had is there too, lost."""
+        nvml = self._nvml
+        try:
+            return _Device(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index), self)
+        except nvml.NVMLError as err:
+            if err.value in (_UNINITIALIZED, _DRIVER_NOT_LOADED, _MISMATCH):
+                raise
+            return _DeadDevice(nvml, index, self, _error_words(nvml, err), int(err.value))
+
+    def _drop(self, error: str, hint: str, now: float) -> None:
+        self._is_ready = False
+        self._devices = []
+        self._error, self._hint = error, hint
+        self._retry_at = now + _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
+        self._failures += 1
+
+    def _shutdown(self) -> None:
+        nvml = self._nvml
+        if nvml is None or not self._is_ready:
+            return
+        self._is_ready = False
+        for call in (
+            lambda: nvml.nvmlEventSetFree(self._events) if self._events is not None else None,
+            nvml.nvmlShutdown,
+        ):
+            try:
+                call()
+            except nvml.NVMLError:
+                pass  # the library is gone or was never up: either way there is nothing to close
+        self._events = None
+        self._devices = []
+
+    def _hotplugged(self) -> bool:
+        """Whether the kernel knows another number of GPUs than the library counted when it was initialised."""
+        try:
+            count = len(os.listdir(f"{self._proc}/driver/nvidia/gpus"))
+        except OSError:
+            return False
+        changed = count != len(self._devices) and count != self._seen_by_kernel
+        self._seen_by_kernel = count
+        return changed
+
+    _seen_by_kernel: int = -1
+    _lost_at: float = 0.0
+
+    def _lost_is_due(self, now: float) -> bool:
+        """A lost or missing GPU: initialise again now and then, because only that finds it when it is back."""
+        if self._lost_round == 0 or now < self._lost_at:
+            return False
+        self._lost_at = now + _LOST_RETRY_S[min(self._lost_round, len(_LOST_RETRY_S) - 1)]
+        self._lost_round += 1
+        return True
+
+    def _open_events(self) -> None:
+        """Critical errors (Xid) come as events; without permission or support there are none, and nothing else changes."""
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return
+        registered = 0
+        for device in self._devices:
+            try:
+                nvml.nvmlDeviceRegisterEvents(device.handle, nvml.nvmlEventTypeXidCriticalError, events)
+                registered += 1
+            except nvml.NVMLError:
+                continue
+        if registered:
+            self._events = events
+        else:
+            nvml.nvmlEventSetFree(events)
+
+    def _read_events(self) -> None:
+        if self._events is None:
+            return
+        nvml = self._nvml
+        for _ in range(32):
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+            except nvml.NVMLError:
+                return  # time-out: nothing new
+            address = ctypes.cast(event.device, ctypes.c_void_p).value
+            for device in self._devices:
+                if device.handle is not None and ctypes.cast(device.handle, ctypes.c_void_p).value == address:
+                    device.last_xid, device.last_xid_s = int(event.eventData), self._clock()
+
+    # -- processes and host --------------------------------------------------------------------------------------------------
+
+    def _processes(self) -> tuple[GpuProcess, ...]:
+        facts = self._table.read({pid for device in self._devices for pid, *_ in device.processes})
+        now = time.monotonic()
+        uid = os.getuid()
+        percents: dict[int, float | None] = {}
+        seen: dict[tuple[int, float], tuple[float, float]] = {}
+        for pid, fact in facts.items():
+            key = (pid, fact.started_s)
+            old = self._cpu_seen.get(key)
+            percents[pid] = (
+                None if old is None or now <= old[0] else 100.0 * (fact.cpu_s - old[1]) / (now - old[0])
+            )
+            seen[key] = (now, fact.cpu_s)
+        self._cpu_seen = seen
+        out: list[GpuProcess] = []
+        for device in self._devices:
+            for pid, memory_b, kind, slice_id in device.processes:
+                share = device.usage.get(pid, 0) if device.has_usage else None
+                out.append(
+                    _to_process(
+                        pid,
+                        device.index,
+                        memory_b,
+                        kind,
+                        slice_id,
+                        share,
+                        facts.get(pid),
+                        percents.get(pid),
+                        uid,
+                    )
+                )
+        return tuple(out)
+
+    def host_memory(self) -> tuple[int | None, int | None]:
+        """(total, used) of the host in bytes, for GPUs that have no memory of their own."""
+        return read_host_memory(self._proc)
+
+
+class _DeadDevice(_Device):
+    """A GPU that the library counts but gives no handle for."""
+
+    def __init__(self, nvml: Any, index: int, sampler: NvmlSampler, words: str, code: int) -> None:
+        super().__init__(nvml, index, None, sampler)
+        self._words = (
+            "fallen off the bus (NVML: GPU is lost)" if code == _LOST else f"does not answer ({words})"
+        )
+
+    def sample(self, now: float, wall_s: float) -> GpuSample:
+        self.last = GpuSample(self.index, error=self._words, taken_s=wall_s)
+        return self.last
+
+
+def _to_process(
+    pid: int,
+    index: int,
+    memory_b: int | None,
+    kind: str,
+    slice_id: int | None,
+    share: int | None,
+    fact: ProcessFacts | None,
+    cpu_percent: float | None,
+    uid: int,
+) -> GpuProcess:
+    if fact is None:
+        return GpuProcess(
+            pid,
+            gpu_index=index,
+            memory_used_b=memory_b,
+            kind=kind,
+            gpu_instance=slice_id,
+            sm_utilization=share,
+            is_visible=False,
+            is_own=False,
+        )
+    return GpuProcess(
+        pid=pid,
+        name=short_name(fact.title, fact.command),
+        user=fact.user,
+        gpu_index=index,
+        memory_used_b=memory_b,
+        sm_utilization=share,
+        host_rss_b=fact.host_rss_b,
+        started_s=fact.started_s,
+        rank=fact.rank,
+        job_id=fact.job_id,
+        is_orphan=bool(fact.orphan_reason),
+        command=fact.command,
+        kind=kind,
+        ppid=fact.ppid,
+        is_own=fact.uid == uid,
+        gpu_instance=slice_id,
+        host_cpu_percent=cpu_percent,
+        orphan_reason=fact.orphan_reason,
+    )
+
+
+def short_name(title: str, command: str) -> str:
+    """What a narrow column shows: the title a server gave itself, the module of `python -m`, the script, or the program."""
+    if "::" in title:
+        return title.split()[0]
+    words = command.split()
+    base = os.path.basename(words[0]) if words else title
+    if re.fullmatch(r"python[\d.]*", base):
+        for number, word in enumerate(words[1:], 1):
+            if word == "-m" and number + 1 < len(words):
+                return words[number + 1]
+            if word == "-c":
+                break
+            if not word.startswith("-"):
+                return os.path.basename(word)
+    return base
+
+
+def read_host_memory(proc: str = "/proc") -> tuple[int | None, int | None]:
+    """(total, used) bytes of /proc/meminfo, used = total - available; (None, None) where it cannot be read."""
+    found: dict[str, int] = {}
+    try:
+        with open(f"{proc}/meminfo") as fh:
+            for line in fh:
+                name, _, rest = line.partition(":")
+                if name in ("MemTotal", "MemAvailable"):
+                    found[name] = int(rest.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None, None
+    if len(found) < 2:
+        return None, None
+    return found["MemTotal"], found["MemTotal"] - found["MemAvailable"]
+
+
+def _try_system(nvml: Any, call: Callable[[], Any]) -> str:
+    try:
+        return clean(str(call()))
+    except nvml.NVMLError:
+        return ""
+
+
+def _unload(nvml: Any) -> None:
+    """Forget the library so that the next start loads the one that belongs to the new driver."""
+    library = getattr(nvml, "nvmlLib", None)
+    cache = getattr(nvml, "_nvmlGetFunctionPointer_cache", None)
+    if library is None or not isinstance(cache, dict) or platform.system() != "Linux":
+        return
+    import _ctypes
+
+    cache.clear()
+    nvml.nvmlLib = None
+    try:
+        _ctypes.dlclose(library._handle)
+    except OSError:
+        pass
+
+
+def _is_container(proc: str) -> bool:
+    if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
+        return True
+    try:
+        return any(
+            word in Path(f"{proc}/1/cgroup").read_text()
+            for word in ("docker", "kubepods", "containerd", "lxc")
+        )
+    except OSError:
+        return False
+
+
+def _explain_start(code: int, words: str, proc: str) -> tuple[str, str]:
+    """(what is wrong, what to do) when the library does not start."""
+    if code == _LIBRARY_NOT_FOUND:
+        error = "no NVIDIA driver here: libnvidia-ml.so.1 was not found"
+        if platform.system() != "Linux":
+            return error, f"NVIDIA GPUs are read on Linux; on {platform.system()} everything else works"
+        if os.path.exists("/etc/nv_tegra_release"):
+            return error, "this Jetson's software has no NVML; tegrastats shows its GPU"
+        if os.path.exists("/usr/lib/wsl/lib/libnvidia-ml.so.1"):
+            return error, "WSL: add /usr/lib/wsl/lib to LD_LIBRARY_PATH"
+        if os.path.exists("/dev/nvidiactl"):
+            return (
+                error,
+                "the devices are there, the library is not: start the container with NVIDIA_DRIVER_CAPABILITIES=utility,compute",
+            )
+        if _is_container(proc):
+            return (
+                error,
+                "in a container: start it with --gpus all (Docker) or the NVIDIA runtime class (Kubernetes)",
+            )
+        return (
+            error,
+            "install the NVIDIA driver; on a machine without a GPU this is normal and everything else works",
+        )
+    if code == _DRIVER_NOT_LOADED:
+        return (
+            "no NVIDIA driver here: the library is installed, the kernel module is not loaded",
+            "sudo modprobe nvidia, then nvidia-smi; after a kernel update the module may need a rebuild (dkms status)",
+        )
+    if code == _MISMATCH:
+        kernel = _kernel_module_version(proc)
+        module = f" (kernel module {kernel})" if kernel else ""
+        return (
+            f"NVIDIA driver/library version mismatch{module}",
+            "the driver was updated under the running kernel module: running servers go on; reload the module or reboot",
+        )
+    if code == _NO_PERMISSION:
+        return (
+            "no permission to use the NVIDIA driver",
+            "check ls -l /dev/nvidiactl; in a container pass the device on",
+        )
+    if code == _GPU_NOT_FOUND:
+        return "the NVIDIA driver sees no GPU", "lspci | grep -i nvidia shows whether the board is there"
+    return (
+        f"NVML does not start: {words}",
+        "nvidia-smi and `dmesg | grep -i nvrm` say more; it is tried again",
+    )
+
+
+def _kernel_module_version(proc: str) -> str:
+    try:
+        found = re.search(
+            r"Kernel Module\D*?(\d+(?:\.\d+)+)", Path(f"{proc}/driver/nvidia/version").read_text()
+        )
+    except OSError:
+        return ""
+    return found[1] if found else ""
