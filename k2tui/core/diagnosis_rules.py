@@ -1,0 +1,503 @@
+"""The table of evidence -> class (`RULES`), and the collector that keeps the few lines which prove something.
+
+Knows no file, clock or engine. What a line must say, which class it proves, and how strongly; which of them wins is decided in
+`diagnosis.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from k2tui.core.diagnosis_classes import CLASSES
+from k2tui.core.load import DecodeBatch, Phase, ShardCount, State
+from k2tui.core.loadlines import Line
+
+CAUSE = 3  # names a cause
+WEAK = 2  # names a fault whose cause may be another line
+SYMPTOM = 1  # says only that something died or waits
+
+KEEP_PER_CLASS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line that proves something. phase, round: where the start was; frames: function names of the trace above."""
+
+    root_cause: str
+    line: Line
+    strength: int
+    phase: Phase
+    round: int = 0
+    frames: tuple[str, ...] = ()
+    order: int = 0
+    note: str = ""
+    after_death: bool = False
+    bystander: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the tracker and the world know at this moment (see tracker.Evidence for the outer half)."""
+
+    engine: str = ""
+    phase: Phase = Phase.BOOT
+    round: int = 0
+    phase_seen: bool = False
+    target: ShardCount | None = None
+    draft: ShardCount | None = None
+    bar_kind: str = ""
+    bar_line: Line | None = None
+    bar_done: int | None = None
+    bar_total: int | None = None
+    gaps_s: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    bar_elapsed_s: float | None = None
+    work_line: Line | None = None
+    load_end_line: Line | None = None
+    last_line: Line | None = None
+    ready_line: Line | None = None
+    answered: bool = False
+    bind_failed: Line | None = None
+    stop_line: Line | None = None
+    stop_how: str = ""
+    stop_over: bool = False
+    dying: Line | None = None
+    dying_what: str = ""
+    decodes: tuple[tuple[DecodeBatch, float | None, int | None, Line], ...] = ()
+    decode_count: int = 0
+    heartbeats: int = 0
+    heartbeat_line: Line | None = None
+    heartbeat_span_s: float | None = None
+    load_types: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
+    rank_loads: Mapping[str, int] = field(default_factory=dict[str, int])
+    rank_ends: Mapping[str, int] = field(default_factory=dict[str, int])
+    tp_size: int | None = None
+    nnodes: int | None = None
+    model: str = ""
+    silence_s: float | None = None
+    stall_s: float = 0.0
+    alive: bool | None = None
+    exit_code: int | None = None
+    cpu_pct: float | None = None
+    read_bytes_s: float | None = None
+    net_bytes_s: float | None = None
+    gpu_util: float | None = None
+    gpu_memory_b_s: float | None = None
+    http_checked: bool = False
+    model_path: str | None = None
+    served_model_name: str | None = None
+    expected_model: str | None = None
+    health: int | None = None
+    requests_waiting: int | None = None
+    children: int | None = None
+    expected_children: int | None = None
+    wanted_stop: bool = False
+    is_complete: bool = False
+    extra: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer: one state, one class, one proving line, one remedy. phase None = the tracker's."""
+
+    state: State
+    root_cause: str = "healthy"
+    proof: Line | None = None
+    phase: Phase | None = None
+    confidence: float = 0.5
+    remedy: str = ""
+    sentence: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        return CLASSES[self.root_cause].group if self.root_cause in CLASSES else ""
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.root_cause in ("", "healthy", "healthy_slow_jit")
+
+
+def advice_for(root_cause: str) -> str:
+    """One sentence that says what a class means."""
+    return CLASSES[root_cause].meaning if root_cause in CLASSES else ""
+
+
+# --- the table -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """pattern: searched in the line's text. literal: must be in it (a cheap gate). bars: phases where the rule is mute."""
+
+    root_cause: str
+    literal: str
+    pattern: str = ""
+    strength: int = CAUSE
+    unless: str = ""
+
+
+def _rules() -> tuple[Rule, ...]:
+    r = Rule
+    return (
+        # G02
+        r("shm_too_small", "posix_fallocate"),
+        r("shm_too_small", "No space left on device", r"/dev/shm|shared memory|shm_open|nccl-|posix_fallocate"),
+        r("shm_too_small", "rror while creating shared memory segment"),
+        r("shm_too_small", "Bus error", r"insufficient shared memory|\(shm\)"),
+        r("disk_full", "Not enough free disk space"),
+        r("disk_full", "[Errno 28]", unless=r"/dev/shm|shared memory|posix_fallocate"),
+        r("disk_full", "No space left on device", unless=r"/dev/shm|shared memory|shm_open|nccl-|posix_fallocate"),
+        r("disk_full", "Disk quota exceeded"),
+        r("permission_denied", "[Errno 13]"),
+        r("permission_denied", "PermissionError", r"PermissionError\b.*(?:denied|:)"),
+        r("permission_denied", "ermission denied", r"ermission denied.*(?:/|cache)|(?:/\S+).*ermission denied", WEAK),
+        r("fd_limit", "[Errno 24]"),
+        r("fd_limit", "code: 24"),
+        r("fd_limit", "Too many open files"),
+        # G03
+        r("rendezvous_unreachable", "client socket has timed out"),
+        r("rendezvous_unreachable", "while trying to connect to", r"timed out|failed to connect|refused"),
+        r("rendezvous_unreachable", "failed to format addr"),
+        r("rendezvous_unreachable", "network addresses of", r"cannot be retrieved"),
+        r("rendezvous_unreachable", "connectFullMesh failed"),
+        r("rendezvous_unreachable", "No route to host", r"socket|connect|nccl|gloo|tcp", WEAK),
+        r("rendezvous_unreachable", "RendezvousTimeoutError"),
+        r("rendezvous_unreachable", "RendezvousConnectionError"),
+        r("rendezvous_unreachable", "ocket Timeout", r"[Ss]ocket Timeout", WEAK),
+        # G04
+        r("p2p_unsupported", "peer access is not supported"),
+        r("p2p_unsupported", "cudaErrorPeerAccessUnsupported"),
+        r("custom_allreduce_failed", "invalid argument", r"CUDA error: invalid argument|Failed: Cuda error .*invalid argument|cuda error .*'invalid argument'"),
+        r("custom_allreduce_failed", "custom_all_reduce", r"(?:Failed|failed|error).*custom_all_reduce|custom_all_reduce\.cuh?:\d+.*(?:error|fail)", WEAK),
+        # G06
+        r("rank_desync_timeout", "Watchdog caught collective operation timeout"),
+        r("rank_desync_timeout", "monitoredBarrier", "", WEAK),
+        r("rank_desync_timeout", "could finish the model loading, but there are other ranks", "", WEAK),
+        # G07
+        r("serving_hang", "atchdog timeout (self.", r"[Ww]atchdog timeout \(self\.(?:watchdog_timeout|soft_watchdog)"),
+        r("serving_hang", "Health check failed", r"couldn't get a response from detokenizer", WEAK),
+        # G08
+        r("kv_pool_too_small", "larger than the profiled value", r"profiled value -\d"),
+        r("kv_pool_too_small", "Not enough memory. Please try to increase"),
+        r("kv_pool_too_small", "No available memory for the cache blocks"),
+        r("kv_pool_too_small", "is larger than the available KV cache memory"),
+        r("kv_pool_too_small", "larger than the maximum number of tokens that can be stored in KV cache"),
+        r("req_slots_exhausted", "alloc_req_slots runs out of memory"),
+        # G09 / G10
+        r("gpu_oom_weights", "out of memory", r"CUDA out of memory|OutOfMemoryError|HIP out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|NPU out of memory"),
+        r("gpu_mem_unbalanced", "memory capacity is unbalanced"),
+        r("gpu_mem_held", "Free memory on device", r"on startup is less"),
+        # G11
+        r("host_oom_kill", "exit", r"(?:[Ee]xit ?code:? ?|exit code |exitcode: ?)-9\b", WEAK),
+        r("host_oom_kill", "died during initialization", r"exit code: -9", WEAK),
+        r("host_oom_kill", "Signal 9 (SIGKILL)", "", WEAK),
+        r("host_oom_kill", "SIGKILL", r"(?:signal|Signal|killed by|Killed by|exitcode -?9|due to).*SIGKILL|SIGKILL.*(?:received|signal)", WEAK, unless=r"[Ss]ending|escalat"),
+        r("host_oom_kill", "oom_kill", r"oom_kill(?:er)?\b"),
+        r("host_oom_kill", "oom-kill"),
+        r("host_oom_kill", "Out of memory: Killed process"),
+        r("host_oom_kill", "OOMKilled"),
+        r("host_oom_kill", "node running low on memory"),
+        # G12
+        r("checkpoint_corrupt", "rror while deserializing header"),
+        r("checkpoint_corrupt", "HeaderTooLarge"),
+        r("checkpoint_corrupt", "eader too large", r"[Hh]eader too large"),
+        r("checkpoint_corrupt", "MetadataIncompleteBuffer"),
+        r("checkpoint_corrupt", "InvalidHeader"),
+        r("checkpoint_corrupt", "incomplete metadata, file not fully covered"),
+        r("checkpoint_corrupt", "failed finding central directory"),
+        r("checkpoint_corrupt", "invalid load key"),
+        r("checkpoint_corrupt", "Consistency check failed"),
+        r("checkpoint_missing_shard", "shard file(s) missing"),
+        r("checkpoint_missing_shard", "shard", r"No such file or directory.*model-\d+-of-\d+|model-\d+-of-\d+\.safetensors.*(?:No such file|not found|missing)"),
+        r("checkpoint_missing_shard", "-of-", r"No such file or directory.*-\d+-of-\d+|-\d+-of-\d+\.(?:safetensors|bin).*(?:No such file|not found|missing)"),
+        r("checkpoint_missing_shard", "were not initialized from checkpoint"),
+        r("checkpoint_missing_shard", "Cannot find any model weights"),
+        r("mmap_bus_error", "Fatal Python error: Bus error"),
+        r("mmap_bus_error", "Signal 7 (SIGBUS)"),
+        # G13
+        r("arch_unsupported", "are not supported for now", r"Model architectures? .* are not supported for now"),
+        r("arch_unsupported", "has no SGLang implementation"),
+        r("arch_unsupported", "does not recognize this architecture"),
+        r("model_import_failed", "failed to be inspected"),
+        # G14
+        r("quant_mismatch", "does not match the quantization method"),
+        r("quant_mismatch", "Cannot find the config file for"),
+        r("quant_mismatch", "nknown quantization method"),
+        r("quant_mismatch", "uantization", r"[Qq]uantization .{0,80}(?:is not supported|does not match|mismatch)|not a valid [Qq]uantization", WEAK),
+        r("tp_not_divisible", "divisible", r"not divisible by|must be divisible|should be divisible|is not a multiple", CAUSE),
+        r("trust_remote_code", "wish to run the custom code"),
+        r("trust_remote_code", "trust_remote_code=True", r"(?:[Pp]lease|must|set|option|requires|pass).{0,120}trust_remote_code=True"),
+        r("tokenizer_incompatible", "untagged enum"),
+        r("tokenizer_incompatible", "Couldn't instantiate the backend tokenizer"),
+        r("tokenizer_incompatible", "Tokenizer class", r"does not exist or is not currently imported"),
+        r("tokenizer_incompatible", "okenizer", r"AttributeError: .*[Tt]okeniz\w* (?:object )?has no attribute", WEAK),
+        r("device_uuid_unsupported", "invalid literal for int()", r"'(?:MIG|GPU)-"),
+        # G15
+        r("no_kernel_image", "no kernel image is available"),
+        r("no_kernel_image", "cudaErrorNoKernelImageForDevice"),
+        r("kernel_unsupported", "ailed to dispatch head", r"dispatch head.?dim"),
+        r("kernel_unsupported", "Unsupported architecture"),
+        r("kernel_unsupported", "nsupported head", r"[Uu]nsupported head.?(?:dim|size)"),
+        r("kernel_unsupported", "is not supported in decode attention backend"),
+        r("kernel_unsupported", "nsupported max_mma_kv"),
+        r("kernel_unsupported", "only supports", r"(?:kernel|attention|backend|FlashInfer|flash.?attn|FlashAttention|GEMM).{0,80}only supports?.{0,60}(?:sm|SM|compute|GPU|head|Hopper|Ampere)", WEAK),
+        r("kernel_unsupported", "PassManager::run failed"),
+        # G16
+        r("native_import_error", "Could not load any common_ops library", "", WEAK),
+        r("native_import_error", "- ImportError:", r"- ImportError: .*(?:undefined symbol|cannot open shared object|GLIBC|version)"),
+        r("native_import_error", "undefined symbol"),
+        r("native_import_error", "cannot open shared object file"),
+        r("native_import_error", "GLIBC", r"version [`'\"]?GLIBC"),
+        r("jit_toolchain", "fatal error:", r"fatal error: \S+\.(?:h|hpp|cuh|hh): No such file"),
+        r("jit_toolchain", "nvcc", r"nvcc:? (?:command )?not found|Could not find nvcc|nvcc.*No such file"),
+        r("jit_toolchain", "ninja: build stopped", "", WEAK),
+        r("jit_toolchain", "CUDA_HOME environment variable is not set"),
+        r("jit_toolchain", "Could not find compiler"),
+        r("jit_toolchain", "Failed to find C compiler"),
+        r("jit_toolchain", "Error building extension", "", SYMPTOM),
+        r("jit_toolchain", "nvcc fatal"),
+        r("jit_toolchain", "ptxas", r"ptxas (?:fatal|error|/)"),
+        # G17
+        r("fabric_manager", "Error 802"),
+        r("fabric_manager", "system not yet initialized"),
+        r("driver_too_old", "driver on your system is too old"),
+        r("driver_too_old", "driver version is insufficient"),
+        r("driver_too_old", "Falling back to CPU", r"(?:CUDA|GPU|driver).*Falling back to CPU|Falling back to CPU.*(?:CUDA|GPU|driver)", WEAK),
+        # G18
+        r("nccl_system_error", "unhandled system error", "", WEAK),
+        r("nccl_system_error", "ncclSystemError", "", WEAK),
+        # G19
+        r("port_in_use", "[Errno 98]"),
+        r("port_in_use", "[Errno 48]"),
+        r("port_in_use", "10048", r"\[(?:Errno|WinError) 10048\]"),
+        r("port_in_use", "is used by a process already"),
+        r("port_in_use", "ddress already in use", r"[Aa]ddress already in use|EADDRINUSE"),
+        r("port_in_use", "EADDRINUSE"),
+        r("port_in_use", "Port is already in use"),
+        # G20
+        r("gpu_hw_fault", "ncorrectable ECC", r"[Uu]ncorrectable ECC"),
+        r("gpu_hw_fault", "ncorrectable NVLink", r"[Uu]ncorrectable NVLink"),
+        r("gpu_hw_fault", "Xid", r"\bXid\b.{0,40}\d+", unless=r"\b79\b|fallen off"),
+        r("gpu_hw_fault", "hardware stack error"),
+        r("gpu_lost", "fallen off the bus"),
+        r("gpu_lost", "GPU_IS_LOST"),
+        r("gpu_lost", "GPU is lost", r"GPU is lost"),
+        r("gpu_lost", "GpuIsLost"),
+        r("gpu_lost", "Unable to determine the device handle for"),
+        r("gpu_lost", "has fallen", r"has\s*$", WEAK),
+        # G21
+        r("illegal_memory_access", "illegal memory access"),
+        r("illegal_memory_access", "illegal instruction was encountered"),
+        r("illegal_memory_access", "misaligned address"),
+        r("illegal_memory_access", "device-side assert", "", WEAK),
+        r("illegal_memory_access", "unspecified launch failure"),
+        # G22
+        r("draft_context_mismatch", "Target model's context_length", r"is greater"),
+        r("draft_context_mismatch", "index out of bounds", r"Assertion .*index out of bounds|[Aa]ssert.*out of bounds"),
+        r("draft_context_mismatch", "srcIndex < srcSelectDimSize"),
+        r("spec_config_invalid", "set_embed", r"no attribute '?set_embed"),
+        r("spec_config_invalid", "hot_token_id", r"no attribute '?hot_token_id"),
+        r("spec_config_invalid", "get_embed_and_head", r"no attribute"),
+        r("spec_config_invalid", "set_eagle3_layers_to_capture", r"no attribute"),
+        r("spec_config_invalid", "speculative", r"(?:ValueError|AssertionError|Error|error:).{0,200}(?:speculative[_-]|speculative decoding)", WEAK),
+        r("draft_arch_mismatch", "KeyError", r"KeyError: ['\"](?:model\.)?(?:midlayer|layers\.0|embed_tokens|fc|d2t|t2d|norm|lm_head|hidden_norm)\b"),
+        # G24
+        r("vocab_map_mismatch", "must match the size of tensor b", r"size of tensor a \(\d+\) must match", WEAK),
+        r("vocab_map_mismatch", "load_vocab_mapping", r"[Ee]rror|mismatch", WEAK),
+        r("hidden_state_mismatch", "does not match the shape of the indexed tensor"),
+        r("hidden_state_mismatch", "mat1 and mat2 shapes cannot be multiplied", "", WEAK),
+        r("hidden_state_nan", "expected to be non-nan"),
+        r("hidden_state_nan", "nan", r"(?:hidden.?states?|logits|loss).{0,80}\b(?:contains?|is|are|=|:) ?(?:nan|NaN|inf)\b"),
+        # G25 / G26
+        r("bench_zero_tokens", "Total generated tokens", r"Total generated tokens:\s+0\b"),
+        r("server_died_under_client", "Cannot connect to host"),
+        r("server_died_under_client", "may be unreachable"),
+        r("server_died_under_client", "onnection refused", r"[Cc]onnection refused", WEAK),
+        r("server_died_under_client", "ConnectionRefusedError", "", WEAK),
+        r("server_died_under_client", "Server disconnected", "", WEAK),
+        # G27
+        r("nvml_version_mismatch", "river/library version mismatch", r"[Dd]river/library version mismatch"),
+        r("nvml_version_mismatch", "LIB_RM_VERSION_MISMATCH"),
+        r("nvml_version_mismatch", "LibRmVersionMismatch"),
+        r("nvml_not_found", "ould not load NVML", r"could not load NVML|Could not load NVML"),
+        r("nvml_not_found", "NVML Shared Library Not Found"),
+        r("nvml_not_found", "LibraryNotFound"),
+        r("nvml_not_found", "libnvidia-ml.so", r"not found|cannot open|No such file"),
+        r("nvml_not_found", "NVIDIA-SMI has failed because it couldn't communicate"),
+        r("nvml_mig", "MIG", r"(?:NoPermission|No Permission|Insufficient Permissions|N/A|[Nn]ot [Ss]upported|[Ee]nabled).*MIG|MIG.*(?:NoPermission|Insufficient Permissions|[Nn]ot [Ss]upported)", WEAK),
+        r("nvml_mig", "Insufficient Permissions", "", WEAK),
+        r("nvml_pid_namespace", "No running processes found", "", WEAK),
+        r("nvml_struct_mismatch", "No Such Process", "", WEAK),
+        r("nvml_unified_memory", "Not Supported", r"(?:failed to get memory info|[Mm]emory.?(?:info|usage)|memory\.(?:total|used)).*Not Supported|Not Supported.*[Mm]emory", WEAK),
+        r("nvml_unified_memory", "NotSupported", r"[Mm]emory", WEAK),
+        r("nvml_unified_memory", "GB10", r"GB10.*|Not Supported", SYMPTOM),
+        # G28
+        r("orphan_processes", "::", r"^\W*\S+\s+\d+\s+1\s.*(?:sglang::|VLLM::)", CAUSE),
+        r("orphan_processes", "sglang::", r"\bppid[= :]+1\b|\bPPID 1\b"),
+        r("terminal_hangup", "SIGHUP"),
+        r("terminal_hangup", "Hangup", r"^\W*Hangup\b"),
+        # G29
+        r("warmup_failed", "Initialization failed. warmup error", "", WEAK),
+    )  # fmt: skip
+
+
+RULES = _rules()
+_COMPILED: tuple[tuple[Rule, re.Pattern[str] | None, re.Pattern[str] | None], ...] = tuple(
+    (
+        rule,
+        re.compile(rule.pattern) if rule.pattern else None,
+        re.compile(rule.unless) if rule.unless else None,
+    )
+    for rule in RULES
+)
+_GATE = re.compile("|".join(sorted({re.escape(rule.literal) for rule in RULES}, key=len, reverse=True)))
+_FRAME = re.compile(r'File "([^"]+)", line \d+(?:, in (\S+))?')
+_NATIVE_FRAME = re.compile(r"^\s*frame #\d+: (\S+)")
+_EXCEPTION = re.compile(
+    r"^\s*(?:\[rank\d+\]: ?|ERROR \S+ ?)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Warning))(?::\s*(?P<msg>.*))?$"
+)
+_IGNORED_IMPORT = re.compile(r"Ignore import error when loading ([\w.]+)")
+
+_FRAME_PHASE: tuple[tuple[re.Pattern[str], Phase], ...] = (
+    (re.compile(r"^event_loop|^run_batch$|^process_batch|^update_weights|^init_weights_update_group$|^forward_batch_speculative|^run_busy_loop$|^run_engine_core.*busy|^_process_engine_step"), Phase.SERVING),
+    (re.compile(r"^init_cuda_graph|^init_device_graphs|^capture|^CudaGraphRunner|^capture_model|^kernel_warmup|^compile_or_warm_up|^init_piecewise|^warmup_compile|^init_decode_cuda"), Phase.GRAPH_CAPTURE),
+    (re.compile(r"^init_memory_pool|^profile_max_num|^determine_(?:available_memory|num_available)|^_?initialize_kv_cache|^init_kv|^profile_run|^_check_enough_kv|^get_kv_cache_config|^configure_pool"), Phase.KV_ALLOC),
+    (re.compile(r"^load_model$|^get_model$|^_initialize_model|^load_weights|^make_layers|^create_weights|_weights_iterator$|^initialize_model$|^get_model_architecture|^resolve_model_cls|^load_vocab_mapping"), Phase.WEIGHT_LOAD),
+    (re.compile(r"^init_torch_distributed|^init_distributed|^init_device|^ncclCommInit|^initialize_model_parallel|^init_process_group|^init_model_parallel|^_?new_process_group"), Phase.DIST_INIT),
+)  # fmt: skip
+
+
+class Collector:
+    """note() every line of a start; keeps the few that prove something. Bounded: a gigabyte of errors costs kilobytes."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._found: dict[str, list[Finding]] = {}
+        self.frames: deque[str] = deque(maxlen=60)
+        self.files: deque[str] = deque(maxlen=60)
+        self.count = 0
+        self.order = 0
+        self.ignored_imports: dict[str, Line] = {}
+        self.trace_open: Line | None = None  # newest "Traceback" whose exception line has not come
+        self.last_exception: Finding | None = None
+        self.first_exception: Finding | None = None
+        self.sigquit: Line | None = None
+        self.scheduler_exception: Line | None = None
+        self.saw_p2p = False
+        self.saw_init_complete = False
+        self.spans_nodes = False
+        self.nranks = 0
+        self.gloo_only = False
+        self.counters: dict[str, int] = {}
+        self.numbers: dict[str, float] = {}
+        self.lines: dict[str, Line] = {}
+        self.first_lines: dict[str, Line] = {}
+
+    def restart(self, line: Line) -> None:
+        """A new start begins: what the old one proved is history."""
+        self._reset()
+
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(sorted((f for group in self._found.values() for f in group), key=lambda f: f.order))
+
+    def of(self, root_cause: str) -> list[Finding]:
+        return self._found.get(root_cause, [])
+
+    def _add(
+        self, root_cause: str, line: Line, strength: int, phase: Phase, round_: int, note: str = ""
+    ) -> None:
+        group = self._found.setdefault(root_cause, [])
+        if len(group) >= KEEP_PER_CLASS:
+            return
+        self.order += 1
+        group.append(
+            Finding(
+                root_cause, line, strength, phase, round_, tuple(self.frames), self.order, note,
+                after_death=self.sigquit is not None, bystander=bool(self.files) and any("eagle" in f or "draft" in f or "mtp" in f for f in self.files),
+            )
+        )  # fmt: skip
+
+    def note(self, line: Line, phase: Phase, round_: int, engine: str) -> None:
+        """One line of the start, in order; phase and round: where the tracker stands after it."""
+        self.count += 1
+        text = line.text
+        body = line.body
+        if 'File "' in body:
+            frame = _FRAME.search(body)
+            if frame:
+                self.frames.append(frame[2] or "")
+                self.files.append(frame[1])
+                return
+        if "Traceback (most recent call last)" in body:
+            self.trace_open = line
+            self.frames.clear()
+            self.files.clear()
+        if len(text) > 8192:
+            text = text[:4096] + " " + text[-4096:]
+        if "Ignore import error when loading" in text:
+            match = _IGNORED_IMPORT.search(text)
+            if match and len(self.ignored_imports) < 400:
+                self.ignored_imports.setdefault(match[1], replace(line, text=text))
+            return
+        self._count(text, line, phase)
+        if text.startswith(("server_args=", "args: Namespace", "Namespace(")) or "server_args=" in text[:120]:
+            return  # a wall of words such as error=None
+        if _GATE.search(text):
+            for rule, pattern, unless in _COMPILED:
+                if (
+                    rule.literal in text
+                    and (pattern is None or pattern.search(text))
+                    and not (unless and unless.search(text))
+                ):
+                    self._add(rule.root_cause, line, rule.strength, phase, round_)
+        exception = (
+            _EXCEPTION.match(body)
+            if "Error" in body or "Exception" in body or "Exit" in body or "Interrupt" in body
+            else None
+        )
+        if exception and not exception["type"].endswith("Warning"):
+            finding = Finding(
+                "child_exception", line, WEAK if self.trace_open else SYMPTOM, phase, round_, tuple(self.frames), self.order, exception["type"],
+                after_death=self.sigquit is not None, bystander=any("eagle" in f or "draft" in f for f in self.files),
+            )  # fmt: skip
+            self.last_exception = finding
+            self.first_exception = self.first_exception or finding
+            self.trace_open = None
+
+    def _count(self, text: str, line: Line, phase: Phase) -> None:
+        """Facts that need more than one line."""
+        if "igquit from a child" in text or "SIGQUIT received" in text:
+            self.sigquit = self.sigquit or line
+        if "hit an exception" in text:
+            self.scheduler_exception = self.scheduler_exception or line
+        if "NCCL INFO" in text:
+            if "via P2P" in text:
+                self.saw_p2p = True
+            if "Init COMPLETE" in text:
+                self.saw_init_complete = True
+                match = re.search(r"nranks (\d+)", text)
+                if match:
+                    self.nranks = max(self.nranks, int(match[1]))
+        if "spans across nodes" in text:
+            self.spans_nodes = True
+
+
+def stage_of(finding: Finding) -> Phase | None:
+    """The phase that the trace's frames name: the outermost loop or draft worker first, then the innermost frame."""
+    names = [f for f in finding.frames if f]
+    if any(_FRAME_PHASE[0][0].match(n) for n in names):
+        return Phase.SERVING
+    if finding.bystander:
+        return Phase.DRAFT_LOAD
+    for name in reversed(names):
+        for pattern, phase in _FRAME_PHASE[1:]:
+            if pattern.match(name):
+                return phase
+    return None

@@ -1,0 +1,345 @@
+"""Bytes of a log -> clean lines: cuts them, takes off what containers, clusters and terminals wrap around them.
+
+Knows no engine. Law: how the bytes were sliced on their way here changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+HEAD_B = 64 * 1024  # of a line longer than both, the middle is dropped: a megabyte-long line costs 128 KiB
+TAIL_B = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One piece of text between two carriage returns, newlines or in-line stamps.
+
+    no: number of the physical line, 1-based. raw: as written, without escape codes. text: without wrappers.
+    body: without stamp, rank and process prefix as well. at_s: its own stamp, Unix seconds. rank: "TP0", "DP0 TP1", "".
+    source: the name that a wrapper gave ("sglang-1", a pod), "". level: "ERROR" ... when the line says so.
+    """
+
+    no: int
+    raw: str
+    text: str
+    body: str
+    at_s: float | None = None
+    rank: str = ""
+    source: str = ""
+    level: str = ""
+    process: str = ""  # "EngineCore_DP0", "Worker_TP0", "APIServer"
+
+
+_ANSI = re.compile(
+    r"\x1b\[[0-9;:?<=>!]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)|\x1b[PX^_][^\x1b]{0,4096}\x1b\\|\x1b[ -/]*[0-~]"
+)
+# colour codes whose escape byte was eaten by a copy and paste
+_ANSI_BALD = re.compile(r"\[[0-9]{1,3}(?:;[0-9]{1,3})*m(?=\S|\s|$)")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_CUT = re.compile(
+    r"(?<=[^\s(\[<'\"=])(?=\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d)|(?<=\])(?= ?\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d)"
+)
+_ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+
+_WRAPPERS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("cri", re.compile(rf"(?P<stamp>{_ISO}) (?:stdout|stderr) (?P<flag>[FP])(?:[:\w]*)(?: |$)")),
+    ("json", re.compile(r'\{"(?:log|message|msg)":\s*"(?P<json>(?:[^"\\]|\\.)*)"')),
+    (
+        "journal",
+        re.compile(
+            r"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|"
+            + _ISO
+            + r") \S+ (?P<name>[\w.@:/-]{1,80}?)(?:\[\d+\])?: "
+        ),
+    ),
+    ("compose", re.compile(r"(?P<name>[A-Za-z][\w.-]{0,80}?) +\| ?(?!\s*\d+/\d+)")),
+    ("pod", re.compile(r"\[pod/(?P<name>[\w./-]+)\] ")),
+    (
+        "ray",
+        re.compile(
+            r"\((?P<name>(?!APIServer|EngineCore|Worker|VllmWorker|StageEngine|DPCoordinator|Process)[A-Za-z_][\w.:]*) (?:pid|PID)=\d+(?:, ip=[\w.:]+)?\)\s?"
+        ),
+    ),
+    ("iso", re.compile(rf"\[?(?P<stamp>{_ISO})\]?\s(?=\S*\[|\(|[A-Z]+ |\S+ >> |\S+ +\|)")),
+    ("job", re.compile(r"(?P<name>[\w.-]{1,120}) >> ")),
+    (
+        "tag",
+        re.compile(
+            r"\[(?P<name>(?:SGLang LOG|[\w]+(?:-(?:master|worker|head|node))+(?:-\d+)?|default\d+|\d{1,3}))\]:? ?(?=\S)"
+        ),
+    ),
+    ("slurm", re.compile(r"(?P<name>\d{1,4}): (?=[\s\[(A-Z])")),
+    ("rankmark", re.compile(r"\[rank(?P<rank>\d+)\]: ?(?!\[)")),
+)
+# docker's plain --timestamps: only an ISO stamp before anything
+_BARE_ISO = re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}(?:Z|[+-]\d\d:?\d\d))(?: |$)")
+_ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
+
+_STAMP = re.compile(
+    r"\s*\[(?:(?P<date>\d{4}-\d\d-\d\d) )?(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<ms>\d{1,6}))?(?P<rank>(?: [A-Z_]+\d+)*)(?: (?P<file>\S+))?\] ?"
+)
+_VLLM = re.compile(
+    r"\s*(?:\((?P<proc>[\w :]+?)(?: pid=(?P<pid>\d+))?\) ?)?(?:(?P<level>INFO|WARNING|ERROR|DEBUG|CRITICAL) (?P<month>\d\d)-(?P<day>\d\d) "
+    r"(?P<clock>\d\d:\d\d:\d\d)(?:\.\d+)? \[?[\w./-]+:\d+\] ?)?"
+)
+_LEVEL = re.compile(r"\s*(INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)\b:?")
+_RAY_REPEAT = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+
+
+def _unescape(match: re.Match[str]) -> str:
+    if match[1]:
+        code = int(match[1], 16)
+        return chr(code) if not 0xD800 <= code <= 0xDFFF else "\ufffd"
+    return {"n": "\n", "t": "\t", "r": "\r"}.get(match[2], match[2])
+
+
+def clean(text: str) -> str:
+    """Without escape codes and control characters (a tab becomes a blank). Safe to show in a terminal."""
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    if "m" in text and "[" in text:
+        text = _ANSI_BALD.sub("", text)
+    text = text.replace("\t", " ")
+    return text if text.isascii() and text.isprintable() else _CONTROL.sub("", text)
+
+
+class _Clock:
+    """Stamps -> Unix seconds, in the machine's time zone; mktime once a minute of log time, not once a line."""
+
+    def __init__(self) -> None:
+        self._minutes: dict[str, float] = {}
+
+    def at(self, date: str, clock: str, ms: str | None = None) -> float | None:
+        key = f"{date} {clock[:5]}"
+        base = self._minutes.get(key)
+        if base is None:
+            try:
+                base = time.mktime(
+                    (
+                        int(date[:4]),
+                        int(date[5:7]),
+                        int(date[8:10]),
+                        int(clock[:2]),
+                        int(clock[3:5]),
+                        0,
+                        0,
+                        0,
+                        -1,
+                    )
+                )
+            except (ValueError, OverflowError):
+                return None
+            if len(self._minutes) > 512:
+                self._minutes.clear()
+            self._minutes[key] = base
+        return base + int(clock[6:8]) + (int(ms.ljust(6, "0")[:6]) / 1e6 if ms else 0.0)
+
+
+_clock = _Clock()
+_TODAY = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
+
+
+def unwrap(text: str) -> tuple[str, str, str, str]:
+    """(text without wrappers, source, rank from a wrapper, CRI flag "F" | "P" | "")."""
+    source = rank = flag = ""
+    for _ in range(5):
+        first = text[:1]
+        if first == "[" and text[1:3] == "20" and text[5:6] == "-" and text[11:12] == " ":
+            # SGLang's own stamp, unless a second stamp or a job name follows
+            if not (match := _WRAPPERS[6][1].match(text)):
+                break
+            text = text[match.end() :]
+            continue
+        hit = None
+        for name, pattern in _WRAPPERS:
+            match = pattern.match(text)
+            if match is None:
+                continue
+            if name == "json":
+                text = _ESCAPED.sub(_unescape, match["json"]).rstrip("\r\n")
+                text = clean(text)
+                hit = match
+                break
+            groups = match.groupdict()
+            source = groups.get("name") or source if name not in ("slurm", "tag") else source
+            flag = groups.get("flag") or flag
+            if groups.get("rank"):
+                rank = f"TP{groups['rank']}"
+            text = text[match.end() :]
+            hit = match
+            break
+        if hit is None:
+            match = _BARE_ISO.match(text)
+            if match is None:
+                break
+            text = text[match.end() :]
+    return text, source, rank, flag
+
+
+def parse(no: int, raw: str, year: int = 1970, joined: str | None = None) -> Line:
+    """One clean text -> Line. year: for stamps that have none. joined: the text when it was put together from parts."""
+    text, source, rank, _ = unwrap(raw) if joined is None else (joined, "", "", "")
+    if joined is None and text.endswith("across cluster]"):
+        text = _RAY_REPEAT.sub("", text)
+    at_s: float | None = None
+    level = process = ""
+    body = text
+    match = _STAMP.match(text)
+    if match:
+        if match["date"]:
+            at_s = _clock.at(match["date"], match["clock"], match["ms"])
+        rank = (match["rank"] or "").strip() or rank
+        body = text[match.end() :]
+    else:
+        match = _VLLM.match(text)
+        if match and match.end() > len(text) - len(text.lstrip()):
+            process = match["proc"] or ""
+            level = match["level"] or ""
+            if match["clock"]:
+                at_s = _clock.at(f"{year:04d}-{match['month']}-{match['day']}", match["clock"])
+            body = text[match.end() :]
+            tags = re.findall(r"(?:DP|PP|TP|EP)\d+", process)
+            rank = " ".join(tags) or rank
+    if not level:
+        word = _LEVEL.match(body)
+        if word:
+            level = "WARNING" if word[1] == "WARN" else word[1]
+    return Line(no, joined if joined is not None else raw, text, body, at_s, rank, source, level, process)
+
+
+class LineCutter:
+    """feed(bytes) yields the physical lines' pieces; the unfinished rest is kept, at most HEAD_B + TAIL_B of it."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+        self.line_no = 1  # number of the physical line that the next byte belongs to
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """(line number, piece) for every piece that is complete: ended by a carriage return or a newline."""
+        last = max(data.rfind(b"\n"), data.rfind(b"\r"))
+        if last < 0:
+            self._keep(data)
+            return
+        block = data[: last + 1]
+        has_return = b"\r" in block
+        lines = block.split(b"\n")
+        for index, line in enumerate(lines):
+            is_last = index == len(lines) - 1
+            if has_return and b"\r" in line:
+                pieces = line.split(b"\r")
+                for piece in pieces[:-1]:
+                    yield from self._out(piece)
+                line = pieces[-1]
+            if is_last:
+                self._keep(line)
+            else:
+                yield from self._out(line)
+                self.line_no += 1
+        self._keep(data[last + 1 :])
+
+    def _out(self, piece: bytes) -> Iterator[tuple[int, bytes]]:
+        if self._head:
+            self._keep(piece)
+            piece = self.pending()
+            self._head.clear()
+            self._tail.clear()
+            self._dropped = 0
+        elif len(piece) > HEAD_B + TAIL_B:
+            piece = piece[:HEAD_B] + b" ... " + piece[-TAIL_B:]
+        if piece:
+            yield self.line_no, piece
+
+    def _keep(self, data: bytes) -> None:
+        if not data:
+            return
+        room = HEAD_B - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail += data
+            if len(self._tail) > TAIL_B:
+                self._dropped += len(self._tail) - TAIL_B
+                del self._tail[:-TAIL_B]
+
+    def pending(self) -> bytes:
+        """The unfinished piece as it stands."""
+        if not self._tail:
+            return bytes(self._head)
+        return bytes(self._head) + (b" ... " if self._dropped else b"") + bytes(self._tail)
+
+
+def cut_stamps(text: str) -> list[str]:
+    """Cut before every in-line `[YYYY-MM-DD hh:mm:ss`: a bar without a newline and the next line share one piece."""
+    if text.find("[20", 1) < 0:
+        return [text]
+    parts = _CUT.split(text)
+    return [p for p in parts if p.strip()] or [text]
+
+
+def read_lines(data: bytes, year: int = 1970) -> list[Line]:
+    """Every line of a whole text, CRI parts joined. For texts of a few MiB; streams use LoadTracker."""
+    cutter = LineCutter()
+    reader = LineReader(year)
+    out: list[Line] = []
+    for no, piece in cutter.feed(data):
+        out.extend(reader.read(no, piece))
+    if rest := cutter.pending():
+        out.extend(reader.read(cutter.line_no, rest))
+    out.extend(reader.flush())
+    return out
+
+
+class LineReader:
+    """Pieces -> Lines; joins the parts of lines that the container runtime split (CRI flag P)."""
+
+    def __init__(self, year: int = 1970) -> None:
+        self.year = year
+        self._parts: list[str] = []
+        self._part_no = 0
+        self._part_chars = 0
+
+    def read(self, no: int, piece: bytes) -> list[Line]:
+        text = piece.decode("utf-8", "replace")
+        raw = clean(text)
+        if not raw or raw.isspace():
+            return []
+        if " P " in raw[:60] or (self._parts and " F " in raw[:60]):
+            body, _source, _rank, flag = unwrap(raw)
+            if flag == "P":
+                if not self._parts:
+                    self._part_no = no
+                if self._part_chars < HEAD_B + TAIL_B:
+                    self._parts.append(body)
+                    self._part_chars += len(body)
+                return []
+            if flag == "F" and self._parts:
+                whole = "".join(self._parts) + body
+                number = self._part_no
+                self._parts, self._part_chars = [], 0
+                return [parse(number, part, self.year, joined=unwrap(part)[0]) for part in cut_stamps(whole)]
+        out: list[Line] = []
+        if raw.find("[20", 1) > 0:
+            text_only, _source, _rank, flag = unwrap(raw)
+            if text_only.find("[20", 1) > 0:
+                parts = cut_stamps(text_only)
+                if len(parts) > 1:
+                    prefix = raw[: len(raw) - len(text_only)] if raw.endswith(text_only) else ""
+                    for part in parts:
+                        out.append(parse(no, prefix + part, self.year))
+                    return out
+        return [parse(no, raw, self.year)]
+
+    def flush(self) -> list[Line]:
+        if not self._parts:
+            return []
+        whole = "".join(self._parts)
+        number = self._part_no
+        self._parts, self._part_chars = [], 0
+        return [parse(number, part, self.year, joined=part) for part in cut_stamps(whole)]

@@ -1,0 +1,904 @@
+"""Bytes of one log + evidence -> LoadView. Folds events; knows no grammar (parsers are passed in), no clock, no file.
+
+Laws: any slicing of the bytes gives the same view; a phase never moves backwards inside one start; readiness is proved, not
+believed; a verdict about silence needs the log's own rhythm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from k2tui.core.diagnosis import Collector, Facts, Finding, Verdict, advice_for, decide
+from k2tui.core.eta import Estimate, EtaModel, LinearEta, Progress
+from k2tui.core.events import (
+    Answered,
+    Bar,
+    BindFailed,
+    Decoded,
+    Dying,
+    EngineArgs,
+    Event,
+    Heartbeat,
+    Listening,
+    PhaseEdge,
+    Prefilled,
+    ReadyLine,
+    Stopping,
+)
+from k2tui.core.load import DecodeBatch, LoadView, Phase, PhaseSpan, ShardCount, State
+from k2tui.core.loadlines import Line, LineCutter, LineReader, clean
+
+Parser = Callable[[str], Event | None]
+
+_ORDER = {
+    Phase.BOOT: 0,
+    Phase.DIST_INIT: 1,
+    Phase.WEIGHT_LOAD: 2,
+    Phase.DRAFT_LOAD: 2,
+    Phase.AFTER_LOAD: 3,
+    Phase.KV_ALLOC: 4,
+    Phase.GRAPH_CAPTURE: 5,
+    Phase.HTTP: 7,
+    Phase.WARMUP: 8,
+    Phase.SERVING: 9,
+    Phase.SHUTDOWN: 10,
+}
+_CLIENT_PHASES = frozenset({Phase.TRAIN, Phase.EXTRACT, Phase.BENCH, Phase.MONITOR})
+_KEEP_STARTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the world around the log says. Every field is optional; None = not known.
+
+    alive: the engine's main process lives. cpu_pct: of all its processes, 100 = one core. read_bytes_s, net_bytes_s: rates of
+    the loader's own I/O counters. gpu_util: highest of its GPUs, percent. gpu_memory_b_s: slope of its GPU memory.
+    http_checked: somebody asked the server; then model_path is what /model_info answered (None = nothing) and expected_model
+    is what it should be. health: status of /health. requests_waiting: queue length that the server or a client told.
+    children, expected_children: scheduler processes seen and wanted. wanted_stop: the user stopped it.
+    extra: other facts as in a case's context (compute_cap, shm_used_pct, foreign_gpu_procs, nvml_error, dmesg ...).
+    """
+
+    alive: bool | None = None
+    exit_code: int | None = None
+    silence_s: float | None = None
+    cpu_pct: float | None = None
+    read_bytes_s: float | None = None
+    net_bytes_s: float | None = None
+    gpu_util: float | None = None
+    gpu_memory_b_s: float | None = None
+    http_checked: bool = False
+    model_path: str | None = None
+    served_model_name: str | None = None
+    expected_model: str | None = None
+    health: int | None = None
+    requests_waiting: int | None = None
+    children: int | None = None
+    expected_children: int | None = None
+    wanted_stop: bool = False
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+    is_complete: bool | None = None  # the log is whole and will not grow (a file given to `diagnose`)
+    extra: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class StartSummary:
+    """One earlier start in the same log."""
+
+    started_s: float | None
+    ended_s: float | None
+    state: State
+    phase: Phase
+    model: str = ""
+    engine: str = ""
+    first_line_no: int = 1
+    ready_s: float | None = None
+
+
+@dataclass(slots=True)
+class _BarState:
+    kind: str
+    title: str
+    done: int
+    total: int
+    elapsed_s: float | None
+    at_s: float | None
+    rate: float | None
+    line: Line
+    t0: float | None = None
+
+
+class _Start:
+    """Everything about one start of one engine."""
+
+    def __init__(self, first_line_no: int) -> None:
+        self.first_line_no = first_line_no
+        self.args: EngineArgs | None = None
+        self.phase = Phase.BOOT
+        self.round = 0  # 1 = the draft
+        self.phase_seen = False
+        self.spans: list[PhaseSpan] = []
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        self.rank_loads: dict[str, int] = {}
+        self.rank_ends: dict[str, int] = {}
+        self.ended: set[str] = set()
+        self.began: set[str] = set()
+        self.ranks: set[str] = set()
+        self.target: ShardCount | None = None
+        self.draft: ShardCount | None = None
+        self.bar: _BarState | None = None
+        self.rhythm: deque[tuple[float, int]] = deque(maxlen=64)  # (log seconds, done) of the current bar
+        self.work_line: Line | None = None  # newest line that showed progress
+        self.load_end_line: Line | None = None
+        self.types: list[str] = []
+        self.url = ""
+        self.ready_line: Line | None = None
+        self.ready_at: float | None = None
+        self.answered = False
+        self.bind_failed: Line | None = None
+        self.stop_line: Line | None = None
+        self.stop_how = ""
+        self.stop_over = False
+        self.dying: Line | None = None
+        self.dying_what = ""
+        self.decodes: deque[tuple[DecodeBatch, float | None, int | None, Line]] = deque(maxlen=16)
+        self.decode_count = 0
+        self.heartbeats = 0
+        self.heartbeat_line: Line | None = None
+        self.first_heartbeat_s: float | None = None
+        self.last_line: Line | None = None
+        self.bad_status: int = 0
+        self.served_engine = ""
+        self.drafting = False
+
+
+class LoadTracker:
+    """feed(bytes), evidence(facts), view(). One log; the newest start counts, earlier ones are `history`.
+
+    parsers: engine name -> parse_line. detect: line -> engine name or "". eta: learned from earlier starts, else linear.
+    """
+
+    def __init__(
+        self,
+        parsers: Mapping[str, Parser],
+        detect: Callable[[Line], str] | None = None,
+        *,
+        clients: Parser | None = None,
+        eta: EtaModel | None = None,
+        stall_s: float = 0.0,
+        newest_year: int | None = None,
+    ) -> None:
+        self._parsers = parsers
+        self._detect = detect
+        self._clients = clients
+        self._eta: EtaModel = eta or LinearEta()
+        self._stall_s = stall_s
+        self._cutter = LineCutter()
+        self._reader = LineReader(newest_year or 1970)
+        self._has_year = newest_year is not None
+        self._start = _Start(1)
+        self._history: deque[StartSummary] = deque(maxlen=_KEEP_STARTS)
+        self._past_starts = 0
+        self._engine = ""
+        self._version = ""
+        self._evidence = Evidence()
+        self._arrived_s: float | None = None
+        self._log_s: float | None = None
+        self._collector = Collector()
+        self.bytes_fed = 0
+
+    # --- input -----------------------------------------------------------------------------------------------------
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """More bytes of the log, in order, as they came at now_s (Unix seconds)."""
+        if not data:
+            return
+        self.bytes_fed += len(data)
+        self._arrived_s = now_s
+        if not self._has_year:
+            self._reader.year = _year_of(now_s)
+        held: deque[tuple[int, bytes]] = deque(maxlen=16)
+        for no, piece in self._cutter.feed(data):
+            # a serving log is nearly all batch lines and access lines: the newest few say everything
+            if b" batch" in piece and _PLAIN_BATCH.search(piece) and self._start.phase is Phase.SERVING:
+                held.append((no, piece))
+                self._start.decode_count += 1
+                continue
+            if self._start.phase is Phase.SERVING and _PLAIN_ACCESS.search(piece):
+                continue
+            if held:
+                self._take_held(held)
+            for line in self._reader.read(no, piece):
+                self._take(line)
+        if held:
+            self._take_held(held)
+
+    def feed_lines(self, lines: list[Line], now_s: float) -> None:
+        """Lines that were cut and ordered by somebody else (a newest-first export turned round)."""
+        self._arrived_s = now_s
+        for line in lines:
+            self._take(line)
+
+    def _take_held(self, held: deque[tuple[int, bytes]]) -> None:
+        for no, piece in held:
+            for line in self._reader.read(no, piece):
+                self._take(line)
+        held.clear()
+
+    def finish(self, now_s: float) -> None:
+        """The log will not grow: an unfinished last line counts as a line."""
+        rest = self._cutter.pending()
+        if rest:
+            self.feed(b"\n", now_s)
+        for line in self._reader.flush():
+            self._take(line)
+
+    def evidence(self, evidence: Evidence) -> None:
+        """The newest facts; they replace the former ones whole."""
+        self._evidence = evidence
+
+    # --- folding ---------------------------------------------------------------------------------------------------
+
+    def _take(self, line: Line) -> None:
+        start = self._start
+        start.last_line = line
+        if line.at_s is not None:
+            self._log_s = line.at_s
+            start.last_s = line.at_s
+            if start.first_s is None:
+                start.first_s = self._birth(line.at_s)
+        if line.rank:
+            start.ranks.add(line.rank)
+        if not self._engine and self._detect:
+            found = self._detect(line)
+            if found:
+                self._engine = found
+        event = self._parse(line)
+        if event is not None:
+            self._apply(event, line)
+        self._collector.note(line, self._start.phase, self._start.round, self._engine)
+
+    def _birth(self, stamp: float) -> float:
+        """When the start began: its first stamp, or the arrival of earlier lines without one if that is near before it."""
+        spans = self._start.spans
+        if len(spans) == 1 and spans[0].phase is Phase.BOOT:
+            if not 0 <= stamp - spans[0].started_s < 3600:
+                spans[0] = PhaseSpan(Phase.BOOT, stamp)
+            return spans[0].started_s
+        return stamp
+
+    def _parse(self, line: Line) -> Event | None:
+        text = line.text if line.text.startswith("[k2tui") else line.body
+        first = "sglang" if self._engine in ("", "local", "sglang") else self._engine
+        event = self._parsers[first](text) if first in self._parsers else None
+        if event is None and not self._engine:
+            for name, parser in self._parsers.items():
+                if name != first:
+                    event = parser(text)
+                    if event is not None:
+                        break
+        if event is None and self._clients is not None:
+            event = self._clients(text)
+        return event
+
+    def _apply(self, event: Event, line: Line) -> None:
+        start = self._start
+        match event:
+            case EngineArgs():
+                self._on_args(event, line)
+            case PhaseEdge():
+                self._on_edge(event, line)
+            case Bar():
+                self._on_bar(event, line)
+            case Decoded():
+                self._on_decode(event, line)
+            case Prefilled():
+                if start.phase in (Phase.HTTP, Phase.WARMUP) and not start.ready_line:
+                    self._enter(Phase.WARMUP, line)
+                elif not start.phase_seen:
+                    self._enter(Phase.SERVING, line)
+                start.work_line = line
+            case Listening():
+                if event.url:
+                    start.url = event.url
+                if not start.ready_line and start.phase not in (Phase.WARMUP, Phase.SHUTDOWN):
+                    self._enter(Phase.HTTP, line)
+            case ReadyLine():
+                if start.phase is Phase.SHUTDOWN or (start.ready_line and event.is_proof is False):
+                    return
+                start.ready_line = line
+                start.answered = start.answered or event.is_proof
+                start.ready_at = line.at_s if line.at_s is not None else self._log_s
+                self._enter(Phase.SERVING, line)
+            case BindFailed():
+                start.bind_failed = start.bind_failed or line
+            case Answered():
+                if event.status < 400 and event.path in _REQUEST_PATHS:
+                    start.answered = True
+                elif event.status >= 500:
+                    start.bad_status += 1
+            case Stopping():
+                if event.how == "clean up" and not start.stop_line:
+                    return
+                if not start.dying:
+                    start.stop_line = start.stop_line or line
+                    start.stop_how = start.stop_how or event.how
+                    start.stop_over = start.stop_over or event.is_over
+                    if start.phase_seen:
+                        self._enter(Phase.SHUTDOWN, line)
+            case Dying():
+                # a group-wide SIGTERM also makes the children die: a wanted stop stays one
+                if not start.stop_line and start.dying is None:
+                    start.dying = line
+                    start.dying_what = event.what
+            case Heartbeat():
+                start.heartbeats += 1
+                if start.heartbeat_line is None:
+                    start.first_heartbeat_s = line.at_s
+                start.heartbeat_line = line
+
+    def _on_args(self, event: EngineArgs, line: Line) -> None:
+        start = self._start
+        if event.is_start and (
+            start.phase_seen
+            or start.dying
+            or start.stop_line
+            or (start.args and start.args.model and event.model)
+        ):
+            self._new_start(line)
+            start = self._start
+        if event.engine and not (self._engine == "local" and event.engine == "sglang"):
+            self._engine = event.engine
+        if event.version:
+            self._version = event.version
+        old = start.args
+        if old is None:
+            start.args = event
+        else:
+            start.args = replace(
+                event,
+                model=event.model or old.model,
+                draft=event.draft or old.draft,
+                tp_size=event.tp_size or old.tp_size,
+                host=event.host or old.host,
+                port=event.port or old.port,
+                version=event.version or old.version,
+                nnodes=event.nnodes or old.nnodes,
+                values={**old.values, **event.values},
+            )
+        if not start.spans:
+            self._enter(Phase.BOOT, line)
+
+    def _new_start(self, line: Line) -> None:
+        old = self._start
+        state = (
+            State.FAILED
+            if old.dying or old.bind_failed
+            else State.STOPPED
+            if old.stop_line
+            else State.READY
+            if old.ready_line
+            else State.UNKNOWN
+        )
+        self._history.append(
+            StartSummary(
+                old.first_s, old.last_s, state, old.phase, old.args.model if old.args else "", self._engine, old.first_line_no,
+                old.ready_at - old.first_s if old.ready_at is not None and old.first_s is not None else None,
+            )
+        )  # fmt: skip
+        self._past_starts += 1
+        self._start = _Start(line.no)
+        self._start.first_s = self._start.last_s = line.at_s
+        if line.rank:
+            self._start.ranks.add(line.rank)
+        self._start.last_line = line
+        self._collector.restart(line)
+
+    def _enter(self, phase: Phase, line: Line, round_: int | None = None) -> None:
+        start = self._start
+        if round_ is not None and round_ > start.round:
+            start.round = round_
+        elif (
+            start.spans and phase in _ORDER and start.phase in _ORDER and _ORDER[phase] < _ORDER[start.phase]
+        ):
+            return
+        if phase is not Phase.BOOT:
+            start.phase_seen = True
+        if start.spans and start.phase is phase:
+            return
+        at = (
+            line.at_s
+            if line.at_s is not None
+            else (self._log_s if self._log_s is not None else self._arrived_s or 0.0)
+        )
+        if start.spans:
+            start.spans[-1] = replace(start.spans[-1], ended_s=at)
+        elif phase is not Phase.BOOT and start.first_s is not None and start.first_s < at:
+            start.spans.append(PhaseSpan(Phase.BOOT, start.first_s, at))
+        if len(start.spans) < 64:
+            start.spans.append(PhaseSpan(phase, at))
+        start.phase = phase
+        start.bar = None
+        start.rhythm.clear()
+
+    def _on_edge(self, event: PhaseEdge, line: Line) -> None:
+        start, rank = self._start, line.rank
+        if (
+            (start.dying or start.stop_over)
+            and event.edge == "begin"
+            and event.phase is Phase.DIST_INIT
+            and not rank.strip("TP0")
+        ):
+            self._new_start(line)
+            start = self._start
+        phase = event.phase
+        if phase is Phase.WEIGHT_LOAD:
+            self._on_load_edge(event, line)
+            return
+        if phase is Phase.DRAFT_LOAD or event.opens_draft:
+            start.drafting = True
+            if event.opens_draft and start.rank_loads and start.rank_ends.get(rank, 0) < 1:
+                return
+            self._enter(Phase.DRAFT_LOAD, line, 1)
+            start.work_line = line
+            return
+        if phase is Phase.DIST_INIT:
+            # a second init by a rank that has loaded its target is the draft's
+            if start.rank_ends.get(rank) or (event.edge == "begin" and start.phase is Phase.GRAPH_CAPTURE):
+                if event.edge == "begin":
+                    self._enter(Phase.DRAFT_LOAD, line, 1)
+                start.work_line = line
+                return
+            self._enter(phase, line)
+            start.work_line = line
+            return
+        if event.edge == "end" and phase is Phase.GRAPH_CAPTURE:
+            start.ended.add(f"graph{start.round}{rank}")
+        self._enter(phase, line)
+        start.work_line = line
+
+    def _on_load_edge(self, event: PhaseEdge, line: Line) -> None:
+        start, rank = self._start, line.rank
+        if event.edge in ("begin", "in"):
+            speculates = (
+                start.drafting
+                or start.args is None
+                or not start.args.values
+                or bool(start.args.draft)
+                or (start.args.values.get("speculative_algorithm", "None") != "None")
+            )
+            second = start.rank_loads.get(rank, 0) >= 1 and start.rank_ends.get(rank, 0) >= 1
+            if event.edge == "begin":
+                start.rank_loads[rank] = start.rank_loads.get(rank, 0) + 1
+            if second and speculates:
+                self._enter(Phase.DRAFT_LOAD, line, 1)
+            else:
+                self._enter(Phase.WEIGHT_LOAD, line)
+        else:
+            start.rank_ends[rank] = start.rank_ends.get(rank, 0) + 1
+            if event.model_type:
+                start.types.append(event.model_type) if len(start.types) < 64 else None
+            start.load_end_line = line
+            if start.phase in (Phase.BOOT, Phase.DIST_INIT):
+                self._enter(Phase.WEIGHT_LOAD, line)
+            waiting = [r for r, n in start.rank_loads.items() if start.rank_ends.get(r, 0) < n]
+            if start.phase is Phase.WEIGHT_LOAD and not waiting:
+                count = start.target
+                if count and count.done < count.total:
+                    start.target = ShardCount(
+                        count.total, count.total
+                    )  # tqdm's last refresh can be swallowed
+                self._enter(Phase.AFTER_LOAD, line)
+            elif (
+                start.phase is Phase.DRAFT_LOAD
+                and not waiting
+                and start.draft
+                and start.draft.done < start.draft.total
+            ):
+                start.draft = ShardCount(start.draft.total, start.draft.total)
+        start.work_line = line
+
+    def _on_bar(self, event: Bar, line: Line) -> None:
+        start = self._start
+        kind = event.kind
+        if kind in ("work", "jit") and start.phase is Phase.GRAPH_CAPTURE:
+            kind = "capture"
+        elif kind == "work" and start.phase in _CLIENT_PHASES:
+            kind = start.phase.value
+        if kind == "shards":
+            if not self._on_shards(event, line):
+                return
+        elif kind == "capture" or kind == "jit":
+            if start.phase in _CLIENT_PHASES or start.phase in (Phase.SERVING, Phase.SHUTDOWN):
+                return
+            self._enter(Phase.GRAPH_CAPTURE, line)
+        elif kind in ("train", "extract", "bench"):
+            if start.phase_seen and start.phase not in _CLIENT_PHASES:
+                return
+            self._enter(Phase(kind), line)
+            start.target = ShardCount(event.done, event.total)
+        elif start.phase_seen:
+            return
+        else:
+            return
+        self._note_bar(event, kind, line)
+
+    def _on_shards(self, event: Bar, line: Line) -> bool:
+        """A shard bar: of the target, or of the draft once the target is whole. False: of neither."""
+        start = self._start
+        if start.round == 0 and start.phase in (Phase.BOOT, Phase.DIST_INIT):
+            self._enter(Phase.WEIGHT_LOAD, line)
+        whole = start.target is not None and start.target.done >= start.target.total
+        if start.round == 0 and start.phase is not Phase.WEIGHT_LOAD and whole:
+            if start.drafting or (start.args is not None and start.args.draft):
+                self._enter(Phase.DRAFT_LOAD, line, 1)
+            elif _ORDER.get(start.phase, 99) > _ORDER[Phase.AFTER_LOAD]:
+                return False
+        if start.phase is Phase.DRAFT_LOAD:
+            start.draft = _newer(start.draft, event)
+        elif start.round == 0:
+            start.target = _newer(start.target, event)
+        else:
+            return False
+        return True
+
+    def _note_bar(self, event: Bar, kind: str, line: Line) -> None:
+        start, bar = self._start, self._start.bar
+        same = bar is not None and bar.kind == kind and bar.total == event.total and event.done >= bar.done
+        base = line.at_s if line.at_s is not None else self._log_s
+        t0 = bar.t0 if same and bar else None
+        if event.elapsed_s is not None and base is not None and t0 is None:
+            # the stamp of the line before a bar is at or before the bar's birth
+            t0 = base if line.at_s is None else base - event.elapsed_s
+        at = base
+        if t0 is not None and event.elapsed_s is not None and line.at_s is None:
+            at = t0 + event.elapsed_s
+        elif at is None and event.elapsed_s is not None:
+            at = event.elapsed_s  # no stamp anywhere: the bar's own clock
+        if at is not None and self._log_s is not None and at > self._log_s:
+            self._log_s = at
+            start.last_s = at
+        progressed = not same or (bar is not None and event.done > bar.done)
+        if not same:
+            start.rhythm.clear()
+        start.bar = _BarState(
+            kind, event.title, event.done, event.total, event.elapsed_s, at, event.rate_per_s, line, t0
+        )
+        if progressed:
+            if at is not None:
+                start.rhythm.append((at, event.done))
+            start.work_line = line
+        elif start.work_line is None or same:
+            start.work_line = line
+
+    def _on_decode(self, event: Decoded, line: Line) -> None:
+        start = self._start
+        batch = replace(event.batch, at_s=line.at_s if line.at_s is not None else (self._log_s or 0.0))
+        if start.decodes and batch.accept_length is not None and batch.gen_throughput is None:
+            batch = _merged(start.decodes[-1][0], batch)  # vLLM tells acceptance in a line of its own
+        elif start.decodes and batch.accept_length is None and self._engine == "vllm":
+            batch = replace(batch, accept_length=start.decodes[-1][0].accept_length)
+        start.decodes.append((batch, event.accept_rate, event.drafted_to, line))
+        start.decode_count += 1
+        if start.phase in (Phase.HTTP, Phase.WARMUP) and not start.ready_line:
+            self._enter(Phase.WARMUP, line)
+        elif not start.phase_seen:
+            self._enter(Phase.SERVING, line)
+        start.answered = True
+        start.work_line = line
+
+    # --- output ----------------------------------------------------------------------------------------------------
+
+    @property
+    def history(self) -> tuple[StartSummary, ...]:
+        """Earlier starts of the same log, oldest first (at most 50)."""
+        return tuple(self._history)
+
+    @property
+    def start_count(self) -> int:
+        return self._past_starts + 1
+
+    def _provisional(self) -> Bar | None:
+        """A bar that is drawn without a newline stands in the unfinished piece."""
+        rest = self._cutter.pending()
+        if not rest or b"%" not in rest:
+            return None
+        text = clean(rest[-3000:].decode("utf-8", "replace"))
+        for parser in self._parsers.values():
+            event = parser(text)
+            if isinstance(event, Bar):
+                return event
+        return None
+
+    def view(self, now_s: float) -> LoadView:
+        """The picture at now_s. Pure: two calls with the same arguments give the same view."""
+        start, seen = self._start, self._evidence
+        bar, target, draft = start.bar, start.target, start.draft
+        rhythm: list[tuple[float, int]] = list(start.rhythm)
+        hot = self._provisional()
+        if (
+            hot is not None
+            and hot.kind == "shards"
+            and start.phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD, Phase.BOOT, Phase.DIST_INIT)
+        ):
+            if start.phase is Phase.DRAFT_LOAD:
+                draft = _newer(draft, hot)
+            else:
+                target = _newer(target, hot)
+            if (
+                bar is not None
+                and bar.t0 is not None
+                and hot.elapsed_s is not None
+                and hot.done > bar.done
+                and hot.total == bar.total
+            ):
+                rhythm.append((bar.t0 + hot.elapsed_s, hot.done))
+        silence = seen.silence_s
+        if silence is None and self._arrived_s is not None:
+            silence = max(0.0, now_s - self._arrived_s)
+        log_now = (self._log_s + (silence or 0.0)) if self._log_s is not None else None
+        verdict = decide(self._collector, self._facts(silence, log_now))
+        phase = verdict.phase or start.phase
+        spans = tuple(start.spans)
+        view = LoadView(
+            state=verdict.state,
+            phase=phase,
+            phases=spans,
+            target=target,
+            draft=draft,
+            started_s=start.first_s,
+            ready_s=(start.ready_at - start.first_s)
+            if start.ready_at is not None and start.first_s is not None
+            else None,
+            silence_s=silence,
+            hint=verdict.remedy,
+            root_cause="" if verdict.is_healthy else verdict.root_cause,
+            root_cause_group="" if verdict.is_healthy else verdict.group,
+            proof_line=verdict.proof.raw if verdict.proof else "",
+            proof_line_no=verdict.proof.no if verdict.proof else None,
+            confidence=verdict.confidence,
+            engine=self._engine,
+            version=self._version,
+            model=start.args.model if start.args else "",
+            tp_size=self._tp_size(),
+            url=self._url(),
+            decode=start.decodes[-1][0] if start.decodes else None,
+            warnings=tuple(verdict.warnings),
+            ranks=tuple(sorted(start.ranks, key=_rank_key)),
+            bytes_done=seen.bytes_done,
+            bytes_total=seen.bytes_total,
+        )
+        rate: float | None = None
+        if len(rhythm) >= 2 and rhythm[-1][0] > rhythm[0][0]:
+            recent = rhythm[-8:]
+            if recent[-1][0] > recent[0][0]:
+                rate = (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
+        view = replace(view, shards_per_s=rate if phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD) else None)
+        if verdict.state is State.LOADING:
+            estimate = self._estimate(view, rhythm, log_now)
+            if estimate is not None:
+                view = replace(view, eta_s=estimate.eta_s, eta_error_s=estimate.error_s)
+        return replace(view, verdict=_sentence(view, verdict))
+
+    def verdict(self, now_s: float) -> Verdict:
+        """The diagnosis behind view(now_s), with its findings."""
+        silence = self._evidence.silence_s
+        if silence is None and self._arrived_s is not None:
+            silence = max(0.0, now_s - self._arrived_s)
+        return decide(self._collector, self._facts(silence, None))
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Every proving line found so far in the newest start, oldest first."""
+        return self._collector.findings()
+
+    def _estimate(
+        self, view: LoadView, rhythm: list[tuple[float, int]], log_now: float | None
+    ) -> Estimate | None:
+        start = self._start
+        elapsed = (log_now - start.first_s) if log_now is not None and start.first_s is not None else None
+        bar = start.bar
+        return self._eta.estimate(
+            Progress(
+                phase=view.phase,
+                spans=view.phases,
+                target=view.target,
+                draft=view.draft,
+                rhythm=tuple(rhythm),
+                log_now_s=log_now,
+                elapsed_s=elapsed,
+                model=view.model,
+                engine=view.engine,
+                tp_size=view.tp_size,
+                has_draft=bool(start.args and start.args.draft) or start.drafting,
+                capture=ShardCount(bar.done, bar.total) if bar and bar.kind == "capture" else None,
+                bytes_done=view.bytes_done,
+                bytes_total=view.bytes_total,
+                read_bytes_s=self._evidence.read_bytes_s,
+            )
+        )
+
+    def _tp_size(self) -> int | None:
+        start = self._start
+        if start.args and start.args.tp_size:
+            return start.args.tp_size
+        tags = [int(m[1]) for r in start.ranks if (m := re.search(r"TP(\d+)", r))]
+        return max(tags) + 1 if tags else None
+
+    def _url(self) -> str:
+        start = self._start
+        if start.url:
+            return start.url.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//127.0.0.1")
+        if start.args and start.args.port:
+            host = start.args.host or "127.0.0.1"
+            return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{start.args.port}"
+        return ""
+
+    def _facts(self, silence_s: float | None, log_now: float | None) -> Facts:
+        start, seen = self._start, self._evidence
+        decodes = [(d[0], d[1], d[2], d[3]) for d in start.decodes]
+        moves = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(start.rhythm) if b[0] > a[0]]
+        nodes = start.args.nnodes if start.args else None
+        return Facts(
+            engine=self._engine,
+            phase=start.phase,
+            round=start.round,
+            phase_seen=start.phase_seen,
+            target=start.target,
+            draft=start.draft,
+            bar_kind=start.bar.kind if start.bar else "",
+            bar_line=start.bar.line if start.bar else None,
+            bar_done=start.bar.done if start.bar else None,
+            bar_total=start.bar.total if start.bar else None,
+            gaps_s=tuple(m[0] for m in moves),
+            steps=tuple(m[1] for m in moves),
+            bar_elapsed_s=start.bar.elapsed_s if start.bar else None,
+            work_line=start.work_line,
+            load_end_line=start.load_end_line,
+            last_line=start.last_line,
+            ready_line=start.ready_line,
+            answered=start.answered,
+            bind_failed=start.bind_failed,
+            stop_line=start.stop_line,
+            stop_how=start.stop_how,
+            stop_over=start.stop_over,
+            dying=start.dying,
+            dying_what=start.dying_what,
+            decodes=tuple(decodes),
+            decode_count=start.decode_count,
+            heartbeats=start.heartbeats,
+            heartbeat_line=start.heartbeat_line,
+            heartbeat_span_s=(
+                start.heartbeat_line.at_s - start.first_heartbeat_s
+                if start.heartbeat_line
+                and start.heartbeat_line.at_s is not None
+                and start.first_heartbeat_s is not None
+                else None
+            ),
+            load_types=tuple(start.types),
+            ranks=tuple(sorted(start.ranks, key=_rank_key)),
+            rank_loads=dict(start.rank_loads),
+            rank_ends=dict(start.rank_ends),
+            tp_size=self._tp_size(),
+            nnodes=nodes,
+            model=start.args.model if start.args else "",
+            silence_s=silence_s,
+            stall_s=self._stall_s,
+            alive=seen.alive,
+            exit_code=seen.exit_code,
+            cpu_pct=seen.cpu_pct,
+            read_bytes_s=seen.read_bytes_s,
+            net_bytes_s=seen.net_bytes_s,
+            gpu_util=seen.gpu_util,
+            gpu_memory_b_s=seen.gpu_memory_b_s,
+            http_checked=seen.http_checked,
+            model_path=seen.model_path,
+            served_model_name=seen.served_model_name,
+            expected_model=seen.expected_model,
+            health=seen.health,
+            requests_waiting=seen.requests_waiting,
+            children=seen.children,
+            expected_children=seen.expected_children,
+            wanted_stop=seen.wanted_stop,
+            is_complete=bool(seen.is_complete),
+            extra=seen.extra,
+        )
+
+
+_REQUEST_PATHS = frozenset(
+    {
+        "/generate",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/messages",
+    }
+)
+_PLAIN_BATCH = re.compile(rb"^[^\r%]{0,120}(?:Decode|Prefill) batch[^\[\x1b]*$")
+_PLAIN_ACCESS = re.compile(rb'^\[[\d :.TPDE-]+\] INFO: +[\d.:a-f]+ - "[A-Z]+ /[^"\[]*" [1-4]\d\d')
+
+
+def _year_of(now_s: float) -> int:
+    import time
+
+    return time.localtime(now_s).tm_year
+
+
+def _newer(old: ShardCount | None, bar: Bar) -> ShardCount:
+    """The highest count of bars with the same total: two engines or a re-drawn bar never count twice."""
+    if old is not None and old.total == bar.total:
+        return ShardCount(max(old.done, bar.done), bar.total)
+    if (
+        old is not None
+        and old.total > bar.total
+        and old.done < old.total
+        and bar.done < bar.total
+        and bar.done == 0
+    ):
+        return old  # a side bar (one rank's extra file) starts while the main one runs
+    return ShardCount(bar.done, bar.total)
+
+
+def _merged(old: DecodeBatch, new: DecodeBatch) -> DecodeBatch:
+    return replace(old, at_s=new.at_s, accept_length=new.accept_length)
+
+
+def _rank_key(rank: str) -> tuple[object, ...]:
+    return tuple(int(p) if p.isdigit() else p for p in re.split(r"(\d+)", rank))
+
+
+def duration(seconds: float) -> str:
+    """90 -> "1:30", 3700 -> "1:01:40", 8 -> "8 s"."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+_PHASE_WORDS = {
+    Phase.BOOT: "starting",
+    Phase.DIST_INIT: "joining the ranks",
+    Phase.WEIGHT_LOAD: "loading weights",
+    Phase.DRAFT_LOAD: "loading the draft",
+    Phase.AFTER_LOAD: "finishing the load",
+    Phase.KV_ALLOC: "allocating the KV cache",
+    Phase.GRAPH_CAPTURE: "capturing CUDA graphs",
+    Phase.HTTP: "HTTP server up, not ready yet",
+    Phase.WARMUP: "warming up",
+    Phase.SERVING: "serving",
+    Phase.SHUTDOWN: "shutting down",
+    Phase.TRAIN: "training",
+    Phase.EXTRACT: "preparing data",
+    Phase.BENCH: "running a benchmark",
+    Phase.MONITOR: "watching GPUs",
+}
+
+
+def _sentence(view: LoadView, verdict: Verdict) -> str:
+    if verdict.sentence:
+        return verdict.sentence
+    if view.state is State.READY:
+        took = f" after {duration(view.ready_s)}" if view.ready_s is not None else ""
+        return f"ready{took}"
+    if view.state is State.LOADING:
+        parts: list[str] = []
+        count = view.draft if view.phase is Phase.DRAFT_LOAD else view.target
+        if count is not None and view.phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD):
+            what = "draft shards" if view.phase is Phase.DRAFT_LOAD else "shards"
+            parts.append(f"{what} {count.done}/{count.total}")
+            if view.shards_per_s:
+                rate = view.shards_per_s
+                parts.append(f"{rate:.1f} shards/s" if rate >= 1 else f"{1 / rate:.1f} s a shard")
+        else:
+            parts.append(_PHASE_WORDS[view.phase])
+        if view.eta_s is not None:
+            parts.append(f"ready in about {duration(view.eta_s)}")
+        return ", ".join(parts)
+    return advice_for(verdict.root_cause) or _PHASE_WORDS[view.phase]

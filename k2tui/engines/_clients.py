@@ -1,0 +1,35 @@
+"""What trainers, data preparation, benchmark clients and NVML tools print. Returns values; knows no server."""
+
+from __future__ import annotations
+
+import re
+
+from k2tui.core.events import Event, PhaseEdge
+from k2tui.core.load import Phase
+from k2tui.engines._grammar import parse_bar
+
+_BENCH = re.compile(
+    r"^\s*(?:Namespace\(backend=|#Input tokens:|Starting (?:initial single prompt|main benchmark|request \d+|benchmark)|=+ ?(?:Serving|Offline)?.{0,20}Benchmark Result|Benchmarking|Warming up with)"
+    r"|benchmark_args=|Successful requests:|Total generated tokens:|bench_serving"
+)
+_TRAIN = re.compile(
+    r"\b(?:[Gg]lobal [Ss]tep|[Ee]poch[ :=\[]+\d+|train_loss|training step|Training|torch/distributed/elastic|torch\.distributed\.elastic|torch\.distributed\.run)\b|'loss': |\bloss[=:] ?\d"
+)
+_EXTRACT = re.compile(
+    r"\b(?:dataset cache|Extracting|extract(?:ing)? hidden|hidden states? (?:generation|extraction)|prepare_hidden_states|prepare_data)\b"
+)
+
+
+def parse_line(line: str) -> Event | None:
+    """One clean line -> what it says of a client, None for a line that is not known."""
+    if "%" in line and "|" in line:
+        bar = parse_bar(line)
+        if bar is not None:
+            return bar
+    if _BENCH.search(line):
+        return PhaseEdge(Phase.BENCH, "in")
+    if _EXTRACT.search(line):
+        return PhaseEdge(Phase.EXTRACT, "in")
+    if _TRAIN.search(line):
+        return PhaseEdge(Phase.TRAIN, "in")
+    return None

@@ -1,0 +1,86 @@
+"""The law of the stream: however the bytes were sliced on their way, the view is the same; junk never crashes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from k2tui.core.loadlines import HEAD_B, TAIL_B, LineCutter
+from k2tui.engines._reading import load_tracker
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+NOW = 1_796_000_000.0
+LOGS = [
+    b"".join(
+        line
+        for line in (FIXTURES / name).read_bytes().splitlines(keepends=True)
+        if b"Ignore import" not in line and b"server_args=" not in line
+    )[-14_000:]
+    for name in (
+        "sglang/0.5.23/tp8-72shards.log",
+        "sglang/0.5.12/tp2_eagle3.log",
+        "sglang/0.5.23/tp2-scheduler-killed.log",
+        "vllm/0.32.0/ready.log",
+    )
+]
+
+
+def view_of(data: bytes, cuts: list[int]):
+    tracker = load_tracker()
+    places = [0, *sorted({min(c, len(data)) for c in cuts}), len(data)]
+    for a, b in pairwise(places):
+        tracker.feed(data[a:b], NOW)
+    return tracker.view(NOW), tracker.findings(), tracker.history
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(LOGS), st.lists(st.integers(0, 14_000), max_size=40))
+def test_any_slicing_gives_the_same_view(data, cuts):
+    assert view_of(data, cuts) == view_of(data, [])
+
+
+def test_byte_by_byte():
+    data = LOGS[0][-3000:]
+    assert view_of(data, list(range(len(data)))) == view_of(data, [])
+
+
+_PIECES = st.one_of(
+    st.binary(max_size=200),
+    st.sampled_from(
+        [
+            b"\r", b"\n", b"\r\n", b"\x00", b"\xff\xfe", b"\x1b[31m", b"\x1b]0;t\x07", b"\x1b[", b"[2026-11-29 17:39:12 TP1] ",
+            b"[2026-99-99 99:99:99] ", b"Load weight begin.", b"Load weight end. elapsed=1 s, type=X", b"shards:  5% Completed | 1/20 [00:01<00:02, 1.0it/s]",
+            b"Decode batch, #running-req: 1, accept len: 1.00, gen throughput (token/s): 9", b"2025-07-25T07:53:08.21748708+08:00 stdout P part",
+            b"2025-07-25T07:53:08.21748708+08:00 stdout F rest", b'{"log":"\\ud800x\\n"}', b"100%|##| 9999999999999/1 [", b"(EngineCore_DP0 pid=1) ERROR 13-45 99:00:00 [x.py:1] y",
+            b"torch.OutOfMemoryError: CUDA out of memory. Process 1 has 9.9 GiB memory in use", b"[Errno 98]", "日本語のログ ロード中".encode(), b"server_args=ServerArgs(model_path='",
+        ]
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(_PIECES, max_size=60), st.lists(st.integers(0, 4000), max_size=20))
+def test_junk_never_crashes_and_slicing_does_not_matter(pieces, cuts):
+    data = b"".join(pieces)
+    whole = view_of(data, [])
+    assert view_of(data, cuts) == whole
+    for text in (whole[0].verdict, whole[0].proof_line, whole[0].hint):
+        assert text.isprintable()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 3), st.lists(st.integers(0, 2_000_000), max_size=8))
+def test_a_line_without_end_costs_bounded_memory(extra, cuts):
+    data = bytes(range(14, 256)) * 1200 + b"x" * extra
+    data = data * 5
+    cutter, whole = LineCutter(), LineCutter()
+    assert list(whole.feed(data)) == []
+    places = [0, *sorted({min(c, len(data)) for c in cuts}), len(data)]
+    for a, b in pairwise(places):
+        assert list(cutter.feed(data[a:b])) == []
+    assert cutter.pending() == whole.pending()
+    assert len(cutter.pending()) <= HEAD_B + TAIL_B + 5
+    assert list(cutter.feed(b"\n")) == list(whole.feed(b"\n"))
