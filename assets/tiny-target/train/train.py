@@ -26,7 +26,7 @@ from tokenizer import CONTEXT, SPECIAL, dialogue, read
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 BEGIN, END = SPECIAL.index("<|begin|>"), SPECIAL.index("<|end|>")
-CHAT_SHARE = 0.35  # of the training rows
+CHAT_SHARE = 0.12  # of the training rows
 
 
 def config(vocab_size: int) -> LlamaConfig:

@@ -1,0 +1,71 @@
+"""The embedded engine as a server to launch. It writes SGLang's log grammar and speaks SGLang's HTTP dialect."""
+
+from __future__ import annotations
+
+import sys
+
+from k2tui import paths
+from k2tui.config import Profile
+from k2tui.engines import Engine, LaunchPlan
+from k2tui.errors import UsageError
+
+
+def resolve_model(name: str) -> str:
+    """ "asset:NAME" -> the folder of a model that k2tui ships; anything else stays as it is. Raises UsageError."""
+    if not name.startswith("asset:"):
+        return name
+    folder = paths.assets_dir() / name.removeprefix("asset:")
+    if not folder.is_dir():
+        shipped = sorted(p.parent.name for p in paths.assets_dir().glob("*/config.json"))
+        raise UsageError(
+            f"k2tui ships no model {name!r}", "shipped models: " + ", ".join(f"asset:{n}" for n in shipped)
+        )
+    return str(folder)
+
+
+def launch(profile: Profile) -> LaunchPlan:
+    """argv of `python -m k2tui.local` for a profile. Raises UsageError for a profile that cannot be launched."""
+    if not profile.model:
+        raise UsageError(
+            f"profile {profile.name!r} has no model", "set model = a checkpoint folder, or asset:tiny-target"
+        )
+    argv = [
+        profile.python or sys.executable,
+        "-m",
+        "k2tui.local",
+        "--model-path",
+        resolve_model(profile.model),
+        "--host",
+        profile.host,
+        "--port",
+        str(profile.port),
+    ]
+    if profile.served_model_name:
+        argv += ["--served-model-name", profile.served_model_name]
+    if profile.tp_size != 1:
+        argv += ["--tp-size", str(profile.tp_size)]
+    if profile.draft:
+        argv += [
+            "--speculative-algorithm",
+            "EAGLE3",
+            "--speculative-draft-model-path",
+            resolve_model(profile.draft),
+            "--speculative-num-steps",
+            str(profile.speculative_num_steps),
+            "--speculative-eagle-topk",
+            str(profile.speculative_eagle_topk),
+            "--speculative-num-draft-tokens",
+            str(profile.speculative_num_draft_tokens),
+        ]
+    env = dict(profile.env)
+    if profile.gpus:
+        env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, profile.gpus)))
+    return LaunchPlan((*argv, *profile.args), env, profile.host, profile.port)
+
+
+ENGINE = Engine(
+    name="local",
+    title="k2tui embedded engine (for trying the pipeline and for tests)",
+    launch=launch,
+    ready_line="The server is fired up and ready to roll!",
+)
