@@ -1,0 +1,359 @@
+"""The one place where sources, parsers and jobs meet: it watches everything and hands out frozen snapshots; orders go to jobs.
+
+Threads: NVML and host (their own rooms), one HTTP poller per server, and one loop here for logs, jobs, plan and benchmark rows.
+The loop asks cheap questions first (a stat, a counter) and reads only what changed. Knows no screen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from k2tui import benchdb, paths, stages
+from k2tui.config import Config
+from k2tui.core.bench import BenchRow
+from k2tui.core.board import Board
+from k2tui.core.gpu import JobProcess, with_jobs
+from k2tui.core.job import Job
+from k2tui.core.job_mask import mask_argv
+from k2tui.core.load import LoadView, State
+from k2tui.core.ports import LogPort
+from k2tui.core.server_jobs import shown_servers
+from k2tui.core.snapshot import Notice, ServerView, Snapshot, StageInfo
+from k2tui.errors import K2Error, NotReadyError
+from k2tui.jobs import folder
+from k2tui.orders import open_plan, preview_stage, submit_stage
+from k2tui.servers import Follower, Target, target_of
+from k2tui.sources.host import HostSampler
+from k2tui.sources.http import HttpPoller
+from k2tui.sources.loadhistory import LoadHistory
+from k2tui.sources.logindex import LogFile
+from k2tui.sources.nvml import NvmlSampler
+
+_STEP_S = 0.25  # logs
+_LOOK_S = 1.0  # jobs, processes, plan, rows
+_NOTICES = 50
+
+
+class _Followed:
+    """A follower and its poller, and what was already told about it."""
+
+    def __init__(self, target: Target, on_change: Callable[[], None], history: LoadHistory) -> None:
+        self.follower = Follower(target, eta=history.model_for(target.model))
+        self._on_change = on_change
+        self.poller: HttpPoller | None = None
+        self.told: State | None = None
+        self.recorded = False
+        self._poll(target.url)
+
+    def _poll(self, url: str) -> None:
+        if url and self.poller is None:
+            self.poller = HttpPoller(url, self._on_change)
+            self.poller.start()
+
+    def ensure_poller(self, view: LoadView) -> None:
+        """A watched log names its own address once it has printed it."""
+        if view.url and self.follower.target.job is None:
+            self._poll(view.url)
+
+    def close(self) -> None:
+        if self.poller is not None:
+            self.poller.stop()
+        self.follower.close()
+
+
+class Monitor:
+    """Implements `core.ports.Backend` on the real world.
+
+    watch: what to follow beside our own server jobs (`k2tui watch`). only_watch: no jobs of ours on the screen's server list.
+    """
+
+    def __init__(self, config: Config, *, watch: Sequence[Target] = (), is_demo: bool = False, profile: str = "") -> None:
+        self._config = config
+        self._watch = list(watch)
+        self._is_demo = is_demo
+        self._profile = profile or config.profile
+        self._on_change: Callable[[], None] = lambda: None
+        self._nvml = NvmlSampler()
+        self._host = HostSampler()
+        self._history = LoadHistory()
+        self._plan = open_plan(config)
+        self._followed: dict[str, _Followed] = {}
+        self._jobs: tuple[Job, ...] = ()
+        self._board = Board()
+        self._bench: tuple[BenchRow, ...] = ()
+        self._bench_key: object = None
+        self._servers: tuple[ServerView, ...] = ()
+        self._notices: list[Notice] = []
+        self._errors: dict[str, str] = {}
+        self._stages: tuple[StageInfo, ...] = ()
+        self._lock = threading.Lock()
+        self._halt = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._last_gpu_memory: tuple[float, int] | None = None
+        self._gpu_slope: float | None = None
+
+    # ---- the door's watching side
+
+    def start(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._stages = self._stage_infos()
+        self._nvml.start(lambda view: on_change())
+        self._host.start(lambda sample: None)
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._halt.set()
+        self._wake.set()
+        for followed in list(self._followed.values()):
+            followed.close()
+        self._nvml.stop()
+        self._host.stop()
+
+    def snapshot(self) -> Snapshot:
+        gpu = self._nvml.latest()
+        if gpu.taken_s and gpu.processes:
+            gpu = with_jobs(gpu, [JobProcess(j.spec.id, j.pid, j.state.is_final) for j in self._jobs])
+        host = self._host.latest()
+        return Snapshot(
+            taken_s=time.time(),
+            servers=self._servers,
+            gpu=gpu if gpu.taken_s or gpu.error else None,
+            host=host if host.taken_s else None,
+            jobs=self._jobs,
+            board=self._board,
+            bench=self._bench,
+            stages=self._stages,
+            notices=tuple(self._notices),
+            is_demo=self._is_demo,
+            profile=self._profile,
+            profiles=tuple(sorted(self._config.profiles)),
+        )
+
+    def log(self, key: str) -> LogPort:
+        for target in self._watch:
+            if target.key == key and target.log is not None:
+                return LogFile(target.log, title=target.title)
+        return LogFile(folder.log_path(key), title=key)
+
+    # ---- the loop
+
+    def _run(self) -> None:
+        last_look = 0.0
+        while not self._halt.is_set():
+            now = time.time()
+            try:
+                looked = time.monotonic() - last_look >= _LOOK_S
+                if looked:
+                    self._look(now)
+                    last_look = time.monotonic()
+                changed = self._step(now)
+                if looked or changed:
+                    self._on_change()
+            except Exception as err:  # the watcher must outlive anything that a log or a file can do
+                self._note("error", f"watching failed: {type(err).__name__}: {err}", key="loop")
+            self._wake.wait(_STEP_S)
+            self._wake.clear()
+
+    def _look(self, now: float) -> None:
+        try:
+            self._jobs = tuple(folder.list_jobs())
+            self._errors.pop("jobs", None)
+        except K2Error as err:
+            self._note("error", err.message, key="jobs")
+        wanted = [*self._watch, *(target_of(j) for j in shown_servers(self._jobs))]
+        keys = {t.key for t in wanted}
+        for key in [k for k in self._followed if k not in keys]:
+            self._followed.pop(key).close()
+        for target in wanted:
+            followed = self._followed.get(target.key)
+            if followed is None:
+                try:
+                    self._followed[target.key] = _Followed(target, self._wake.set, self._history)
+                except K2Error as err:
+                    self._note("error", err.message, key=target.key)
+                    continue
+            else:
+                followed.follower.target = target
+            self._followed[target.key].follower.look(now)
+        self._measure_gpu()
+        ready = [s.key for s in self._servers if s.load.state in (State.READY, State.DEGRADED)]
+        try:
+            self._plan.sync(self._jobs, ready)
+        except K2Error as err:
+            self._note("warning", err.message, key="plan")
+        self._board = self._plan.linked(self._jobs, ready)
+        self._read_bench()
+
+    def _step(self, now: float) -> bool:
+        changed = False
+        views: list[ServerView] = []
+        gpu_util = self._gpu_utilization()
+        for key in [*(t.key for t in self._watch), *(j.spec.id for j in shown_servers(self._jobs))]:
+            followed = self._followed.get(key)
+            if followed is None:
+                continue
+            follower = followed.follower
+            changed = follower.step(now) or changed
+            http = followed.poller.latest() if followed.poller is not None else None
+            job = follower.target.job
+            if job is not None and job.state.is_final:
+                http = None
+            follower.join(now, http, gpu_util, self._gpu_slope)
+            view = follower.view(now, http)
+            if follower.error:
+                view = replace(view, load=replace(view.load, verdict=follower.error))
+            followed.ensure_poller(view.load)
+            self._tell(followed, view)
+            views.append(view)
+        servers = tuple(views)
+        if servers != self._servers:
+            self._servers = servers
+        return changed
+
+    def _tell(self, followed: _Followed, view: ServerView) -> None:
+        """Say what changed, once; keep a finished start for later ETAs."""
+        load, state = view.load, view.load.state
+        if state is State.READY and not followed.recorded and view.job is not None:
+            followed.recorded = True
+            self._history.record(load, model=followed.follower.target.model, started_s=view.job.started_s)
+        if state is not followed.told:
+            first, followed.told = followed.told is None, state
+            severity = {State.READY: "information", State.FAILED: "error", State.STALLED: "error", State.DEGRADED: "warning"}.get(state)
+            if severity and not first:
+                self._note(severity, f"{view.title}: {load.verdict}")
+
+    def _note(self, severity: str, text: str, key: str = "") -> None:
+        if key:
+            if self._errors.get(key) == text:
+                return
+            self._errors[key] = text
+        with self._lock:
+            self._notices.append(Notice(time.time(), severity, text))
+            del self._notices[:-_NOTICES]
+
+    def _gpu_utilization(self) -> float | None:
+        values = [g.gpu_utilization for g in self._nvml.latest().gpus if g.gpu_utilization is not None]
+        return float(max(values)) if values else None
+
+    def _measure_gpu(self) -> None:
+        view = self._nvml.latest()
+        used = [g.memory_used_b for g in view.gpus if g.memory_used_b is not None]
+        if not used or view.taken_s <= 0:
+            self._gpu_slope = None
+            return
+        total = sum(used)
+        if self._last_gpu_memory is not None and view.taken_s > self._last_gpu_memory[0]:
+            self._gpu_slope = (total - self._last_gpu_memory[1]) / (view.taken_s - self._last_gpu_memory[0])
+        self._last_gpu_memory = (view.taken_s, total)
+
+    def _read_bench(self) -> None:
+        path = paths.bench_db()
+        key: list[tuple[int, int]] = []
+        for name in (path, path.with_name(path.name + "-wal")):
+            with contextlib.suppress(OSError):
+                facts = name.stat()
+                key.append((facts.st_mtime_ns, facts.st_size))
+        if not key or tuple(key) == self._bench_key:
+            return
+        try:
+            self._bench = tuple(benchdb.rows(200))
+            self._bench_key = tuple(key)
+            self._errors.pop("bench", None)
+        except K2Error as err:
+            self._note("error", err.message, key="bench")
+
+    def _stage_infos(self) -> tuple[StageInfo, ...]:
+        found: list[StageInfo] = []
+        for name in stages.names():
+            stage = stages.get(name)
+            found.append(StageInfo(stage.name, stage.title, stage.key, stage.unavailable(self._config), stage.help))
+        return tuple(found)
+
+    # ---- the door's orders
+
+    def _with_url(self, stage: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Stages that talk to a server take the newest one that is ready, unless a URL is given."""
+        out = dict(params)
+        if stage == "serve":
+            out.setdefault("profile", self._profile)
+        elif stage in ("bench", "prepare", "extract", "evaluate") and not out.get("url"):
+            for server in self._servers:
+                if server.http is not None and server.http.model_path and server.load.state in (State.READY, State.DEGRADED):
+                    out["url"] = server.http.url
+                    break
+            else:
+                raise NotReadyError("no server is ready", "start one and wait until it says ready")
+        return out
+
+    def preview(self, stage: str, params: Mapping[str, Any]) -> Sequence[str]:
+        return preview_stage(self._config, stage, self._with_url(stage, params))
+
+    def submit(self, stage: str, params: Mapping[str, Any]) -> str:
+        job_id = submit_stage(self._config, stage, self._with_url(stage, params))
+        self._hurry()
+        return job_id
+
+    def stop_job(self, job_id: str) -> None:
+        folder.stop(job_id)
+        self._hurry()
+
+    def retry_job(self, job_id: str) -> str:
+        new_id = folder.retry(job_id)
+        self._hurry()
+        return new_id
+
+    def set_task(self, task_id: str, **changes: str) -> None:
+        self._plan.set_task(task_id, **changes)
+        self._board = self._plan.linked(self._jobs)
+        self._hurry()
+
+    def add_task(self, content: str, priority: str = "medium") -> None:
+        self._plan.add_task(content, priority=priority)
+        self._hurry()
+
+    def _hurry(self) -> None:
+        self._wake.set()
+
+    def report(self, server_key: str) -> str:
+        for server in self._servers:
+            if server.key == server_key:
+                return server_report(server)
+        raise K2Error(f"no server {server_key!r} on the screen")
+
+
+def server_report(server: ServerView) -> str:
+    """What an issue tracker needs about one server: versions, argv without secrets, the verdict, the proving lines."""
+    from k2tui import __version__
+    from k2tui.core.job_mask import mask_env
+
+    load, job = server.load, server.job
+    lines = [
+        f"state: {load.state} in phase {load.phase}",
+        f"cause: {load.root_cause or '-'} ({load.root_cause_group or '-'})",
+        f"verdict: {load.verdict}",
+        f"engine: {load.engine or '?'} {load.version or '?'}; model: {load.model or '?'}; tp: {load.tp_size or 1}",
+        f"k2tui {__version__}, Python {sys.version.split()[0]}, {sys.platform}",
+    ]
+    if load.target is not None:
+        draft = f", draft {load.draft.done}/{load.draft.total}" if load.draft is not None else ""
+        lines.append(f"shards: {load.target.done}/{load.target.total}{draft}")
+    if job is not None:
+        lines.append("argv: " + " ".join(mask_argv(job.spec.argv)))
+        env = mask_env(job.spec.env)
+        if env:
+            lines.append("env: " + " ".join(f"{k}={v}" for k, v in sorted(env.items())))
+        lines.append(f"job: {job.spec.id} {job.state} {job.reason}")
+    if load.proof_line:
+        lines += ["", f"proof (line {load.proof_line_no}):", "```", load.proof_line, "```"]
+    if load.hint:
+        lines += ["", f"suggested: {load.hint}"]
+    return "\n".join(lines) + "\n"
+

@@ -1,0 +1,58 @@
+"""Orders: a stage becomes a job. Used by the monitor and by the CLI; watches nothing and imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from k2tui import doctor, paths, stages
+from k2tui.config import Config
+from k2tui.core.job import JobSpec
+from k2tui.core.job_mask import mask_argv
+from k2tui.errors import K2Error
+from k2tui.jobs import folder
+from k2tui.sources.plan import PlanFile
+
+
+def open_plan(config: Config) -> PlanFile:
+    """The plan that the board mirrors: the configured file, else one in the state folder, made from the pipeline's stages."""
+    if config.plan:
+        return PlanFile(Path(config.plan).expanduser())
+    from k2tui.core.board_plan import default_plan
+
+    stage_list = [stages.get(name) for name in stages.names()]
+    return PlanFile(paths.state_dir() / "plan.json", default_text=default_plan([(s.name, s.title) for s in stage_list]))
+
+
+def submit_stage(config: Config, stage_name: str, params: Mapping[str, Any], after: Sequence[str] = ()) -> str:
+    """Start one stage as a job; a server start is checked first. Returns the job id. Raises K2Error in words."""
+    stage = stages.get(stage_name)
+    reason = stage.unavailable(config)
+    if reason:
+        raise K2Error(f"{stage.name}: {reason}")
+    plan = stage.plan(config, params)
+    if stage.name == "serve":
+        from k2tui.stages.serve import resolve_profile
+
+        doctor.refuse_if_hopeless(resolve_profile(config, params))
+    return folder.submit(
+        JobSpec(
+            id="",
+            stage=stage.name,
+            title=plan.title,
+            argv=plan.argv,
+            kind=plan.kind,
+            env=plan.env,
+            after=tuple(after),
+            locks=plan.locks,
+            timeout_s=plan.timeout_s,
+            grace_s=plan.grace_s,
+            params=plan.params or {},
+        )
+    )
+
+
+def preview_stage(config: Config, stage_name: str, params: Mapping[str, Any]) -> list[str]:
+    """The argv that submit_stage would run, secrets masked."""
+    return list(mask_argv(stages.get(stage_name).plan(config, params).argv))

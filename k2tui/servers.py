@@ -1,0 +1,210 @@
+"""Servers as jobs and logs: which are there, and one picture of each. Shared by the CLI and the monitor; knows no screen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from k2tui.core.eta import EtaModel
+from k2tui.core.job import Job, JobState
+from k2tui.core.load import LoadView, State
+from k2tui.core.server import HttpStatus
+from k2tui.core.server_jobs import is_live, server_jobs
+from k2tui.core.snapshot import ServerView
+from k2tui.core.tracker import Evidence
+from k2tui.engines._reading import load_tracker
+from k2tui.errors import K2Error, NotReadyError
+from k2tui.jobs import folder
+from k2tui.sources.http import ServerProbe
+from k2tui.sources.proctree import ProcTree, TreeSample
+from k2tui.sources.tail import Tail
+
+_CATCH_UP_B = 8 << 20  # a log that is longer is read from its last 8 MiB on
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to follow: a job of ours, or somebody else's log, pid or URL. Every part but the key is optional."""
+
+    key: str
+    title: str
+    log: Path | None = None
+    url: str = ""
+    pid: int | None = None
+    model: str = ""  # what /model_info must name; "" = whatever it says
+    stall_s: float = 0.0
+    job: Job | None = None
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def target_of(job: Job) -> Target:
+    params = job.spec.params
+    model = ""
+    for flag in ("--model-path", "--model"):
+        if flag in job.spec.argv[:-1]:
+            model = job.spec.argv[job.spec.argv.index(flag) + 1]
+    return Target(
+        key=job.spec.id,
+        title=job.spec.title,
+        log=folder.folder_of(job.spec.id) / "output.log",
+        url=str(params.get("url") or ""),
+        pid=job.pid,
+        model=model,
+        stall_s=float(params.get("stall_s") or 0.0),
+        job=job,
+    )
+
+
+class Follower:
+    """One target, followed: feed what its log grew by, look at its processes, join it with what it answers.
+
+    step() reads the log; look() (once a second) reads the processes. Neither blocks. eta: learned from earlier starts.
+    """
+
+    def __init__(self, target: Target, *, eta: EtaModel | None = None) -> None:
+        self.target = target
+        self.tracker = load_tracker(eta=eta, stall_s=target.stall_s)
+        self.error = ""
+        self._tail: Tail | None = None
+        self._tree: ProcTree | None = None
+        self._tree_pid: int | None = None
+        self._sample: TreeSample | None = None
+        self._grew_s = time.time()
+        self._generation = 0
+        self._last_size = -1
+        if target.log is not None:
+            self._tail = Tail(target.log)
+            size = self._tail.size()
+            if size is not None and size > _CATCH_UP_B:
+                self._tail.offset = size - _CATCH_UP_B
+            changed = self._tail.modified_s()
+            if changed is not None:
+                self._grew_s = changed
+
+    @property
+    def is_following_log(self) -> bool:
+        return self._tail is not None
+
+    def step(self, now_s: float, budget_b: int = 16 << 20) -> bool:
+        """Read what the log grew by (at most budget_b); True when there was something."""
+        if self._tail is None:
+            return False
+        got = 0
+        try:
+            while got < budget_b:
+                data = self._tail.poll()
+                if not data:
+                    break
+                if got == 0 and self._last_size >= 0:
+                    self._grew_s = now_s
+                got += len(data)
+                self.tracker.feed(data, now_s)
+            self.error = ""
+        except K2Error as err:
+            self.error = err.message
+        self._last_size = got
+        return got > 0
+
+    def look(self, now_s: float) -> None:
+        """Look at the processes behind the log."""
+        pid = self.target.job.pid if self.target.job is not None else self.target.pid
+        if pid != self._tree_pid:
+            self._tree_pid = pid
+            self._tree = ProcTree(pid) if pid is not None else None
+            self._sample = None
+        if self._tree is not None:
+            self._sample = self._tree.sample(now_s)
+
+    def join(self, now_s: float, http: HttpStatus | None, gpu_util: float | None = None, gpu_memory_b_s: float | None = None) -> None:
+        """Tell the tracker what the world around the log says."""
+        job, sample = self.target.job, self._sample
+        alive = exit_code = None
+        wanted = False
+        if job is not None:
+            if job.state.is_final:
+                alive, exit_code = False, job.exit_code
+            elif job.state in (JobState.RUNNING, JobState.STOPPING, JobState.ORPHANED):
+                alive = sample.alive if sample is not None else None
+            wanted = job.state in (JobState.STOPPING, JobState.STOPPED)
+        elif sample is not None:
+            alive = sample.alive
+        self.tracker.evidence(
+            Evidence(
+                alive=alive,
+                exit_code=exit_code,
+                silence_s=max(0.0, now_s - self._grew_s) if self._tail is not None else None,
+                cpu_pct=sample.cpu_percent if sample else None,
+                read_bytes_s=sample.read_b_s if sample else None,
+                gpu_util=gpu_util,
+                gpu_memory_b_s=gpu_memory_b_s,
+                http_checked=http is not None,
+                model_path=http.model_path if http else None,
+                served_model_name=http.served_model_name if http else None,
+                expected_model=self.target.model or None,
+                health=http.health if http else None,
+                requests_waiting=http.num_queue_reqs if http else None,
+                wanted_stop=wanted,
+            )
+        )
+
+    def load_view(self, now_s: float, http: HttpStatus | None) -> LoadView:
+        if self._tail is None and self.target.job is None:
+            return _view_of_http(http)
+        return self.tracker.view(now_s)
+
+    def view(self, now_s: float, http: HttpStatus | None) -> ServerView:
+        return ServerView(
+            key=self.target.key,
+            title=self.target.title,
+            load=self.load_view(now_s, http),
+            http=http,
+            job=self.target.job,
+            log_key=self.target.key if self.target.log is not None else "",
+        )
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+
+
+def _view_of_http(http: HttpStatus | None) -> LoadView:
+    """A server known by its URL alone: no log, so no phases; what it answers is all there is."""
+    if http is None:
+        return LoadView(verdict="not asked yet")
+    if http.model_path is None:
+        return LoadView(state=State.UNKNOWN, url=http.url, verdict=f"{http.url}: {http.error or 'no answer'}")
+    return LoadView(
+        state=State.READY,
+        url=http.url,
+        model=http.model_path,
+        version=http.version or "",
+        verdict=f"answers as {http.served_model_name or http.model_path}",
+    )
+
+
+def look_once(target: Target, now_s: float | None = None, *, ask: bool = True, timeout_s: float = 0.5) -> ServerView:
+    """One picture of one target, for commands that do not stay: reads the log (its last 8 MiB), asks the server once."""
+    now = time.time() if now_s is None else now_s
+    follower = Follower(target)
+    try:
+        while follower.step(now):
+            pass
+        follower.look(now)
+        is_over = target.job is not None and target.job.state.is_final
+        url = target.url or follower.tracker.view(now).url
+        http = ServerProbe(url, timeout_s).poll(now) if ask and url and not is_over else None
+        follower.join(now, http)
+        return follower.view(now, http)
+    finally:
+        follower.close()
+
+
+def running_server(jobs: Sequence[Job] | None = None) -> Job:
+    """The newest live server job. Raises NotReadyError with what to do when there is none."""
+    for job in server_jobs(folder.list_jobs() if jobs is None else jobs):
+        if is_live(job):
+            return job
+    raise NotReadyError("no server of k2tui's is running", "start one: k2tui up PROFILE (k2tui config profiles lists them)")

@@ -1,0 +1,144 @@
+"""`k2tui up PROFILE`: start a server as a job and, unless told not to, wait until it is ready or has failed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from typing import Any
+
+HELP = "start a model server by a profile and wait until it is ready"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("profile", nargs="?", default="", help="profile name (k2tui config profiles); default: the config's")
+    parser.add_argument("--port", type=int, help="another port than the profile's")
+    parser.add_argument("--model", help="another model folder than the profile's")
+    parser.add_argument("--draft", help="EAGLE-3 draft folder to serve with")
+    parser.add_argument("--arg", action="append", default=[], dest="args", metavar="ARG", help="extra argument for the engine (repeat)")
+    parser.add_argument("--no-wait", action="store_true", help="return as soon as the job is started")
+    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="give up waiting after S seconds (the server goes on); 0 = never")
+    parser.add_argument("--dry-run", action="store_true", help="print the command that would run, and the checks, and start nothing")
+    parser.add_argument("--config", help="config file to read last")
+    parser.add_argument("--json", action="store_true")
+
+
+def params_of(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "profile": args.profile or None,
+        "port": args.port,
+        "model": args.model,
+        "draft": args.draft,
+        "args": list(args.args) or None,
+    }
+
+
+def wait_ready(job_id: str, *, timeout_s: float = 0.0, quiet: bool = False) -> Any:
+    """Follow a server job until it is ready, failed or stalled, or the time is over. Returns the last ServerView.
+
+    Progress goes to stderr: one line that is rewritten on a terminal, a line whenever something changed elsewhere.
+    """
+    from k2tui.core.load import State
+    from k2tui.jobs import folder
+    from k2tui.servers import Follower, target_of
+    from k2tui.sources.http import ServerProbe
+
+    began = time.monotonic()
+    follower = Follower(target_of(folder.get(job_id)))
+    probe = ServerProbe(follower.target.url, 1.0)
+    on_terminal = sys.stderr.isatty() and not quiet
+    said = ""
+    try:
+        while True:
+            now = time.time()
+            job = folder.get(job_id)
+            follower.target = target_of(job)
+            follower.step(now)
+            follower.look(now)
+            http = None if job.state.is_final else probe.poll(now)
+            follower.join(now, http)
+            view = follower.view(now, http)
+            words = (job.waiting_for and f"waits for {job.waiting_for}") or view.load.verdict or str(view.load.state)
+            if not quiet and words != said:
+                if on_terminal:
+                    sys.stderr.write(f"\r\x1b[K{words[:150]}")
+                elif words.split(",")[0] != said.split(",")[0]:
+                    sys.stderr.write(words + "\n")
+                sys.stderr.flush()
+                said = words
+            over = timeout_s and time.monotonic() - began > timeout_s
+            if job.state.is_final or view.load.state in (State.READY, State.FAILED, State.STALLED) or over:
+                return view
+            time.sleep(0.3)
+    finally:
+        follower.close()
+        if on_terminal and said:
+            sys.stderr.write("\n")
+
+
+def describe(view: Any) -> dict[str, Any]:
+    load, job = view.load, view.job
+    return {
+        "job": job.spec.id if job else None,
+        "state": str(load.state),
+        "phase": str(load.phase),
+        "ready_s": round(load.ready_s, 2) if load.ready_s is not None else None,
+        "shards": {
+            "done": load.target.done if load.target else None,
+            "total": load.target.total if load.target else None,
+            "draft_done": load.draft.done if load.draft else None,
+            "draft_total": load.draft.total if load.draft else None,
+        },
+        "url": load.url or (view.http.url if view.http else None),
+        "model": load.model,
+        "verdict": load.verdict,
+        "root_cause": load.root_cause or None,
+        "proof_line": load.proof_line or None,
+        "hint": load.hint or None,
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    from k2tui import config, doctor
+    from k2tui.core.load import State
+    from k2tui.jobs import folder
+    from k2tui.orders import preview_stage, submit_stage
+    from k2tui.stages.serve import resolve_profile
+
+    loaded = config.load(args.config)
+    params = params_of(args)
+    profile = resolve_profile(loaded, params)
+    argv = preview_stage(loaded, "serve", params)
+    if args.dry_run:
+        findings = list(doctor.check_profile(profile))
+        if args.json:
+            print(json.dumps({"schema": 1, "argv": argv, "findings": [f.as_json() for f in findings]}, ensure_ascii=False))
+        else:
+            print(shlex.join(argv))
+            for f in findings:
+                print(f"{f.severity}: {f.check}: {f.evidence}" + (f" -> {f.todo}" if f.todo else ""), file=sys.stderr)
+        return 1 if any(f.severity is doctor.Severity.ERROR for f in findings) else 0
+    job_id = submit_stage(loaded, "serve", params)
+    if args.no_wait:
+        print(json.dumps({"schema": 1, "job": job_id}) if args.json else job_id)
+        return 0
+    print(f"job {job_id}: {shlex.join(argv)}", file=sys.stderr)
+    view = wait_ready(job_id, timeout_s=args.timeout, quiet=args.json)
+    facts = describe(view)
+    if args.json:
+        print(json.dumps({"schema": 1, **facts}, ensure_ascii=False))
+    if view.load.state is State.READY:
+        if not args.json:
+            print(f"ready: {facts['url']} ({job_id})")
+        return 0
+    if not args.json:
+        job = folder.get(job_id)
+        print(f"k2tui: {view.load.verdict or job.reason}", file=sys.stderr)
+        if view.load.proof_line:
+            print(f"  line {view.load.proof_line_no}: {view.load.proof_line}", file=sys.stderr)
+        if view.load.hint:
+            print(f"  {view.load.hint}", file=sys.stderr)
+        print(f"  whole log: k2tui jobs logs {job_id}", file=sys.stderr)
+    return 1 if view.load.state is State.FAILED or folder.get(job_id).state.is_final else 3

@@ -1,0 +1,133 @@
+"""`k2tui watch WHAT`: the dashboard on a server that k2tui did not start."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+HELP = "watch a log, pid, URL, command or stdin of a server that k2tui did not start"
+DESCRIPTION = (
+    "WHAT is a log file, a pid (its log is found through its open stdout), a URL, `-` for standard input, or a command after `--` "
+    "(docker logs -f NAME, journalctl -fu UNIT, kubectl logs -f POD), whose output is read."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="*", help="LOG | PID | URL | -")
+    parser.add_argument("--url", default="", help="where the server answers, when the log does not say")
+    parser.add_argument("--once", action="store_true", help="print what is known now, and end")
+    parser.add_argument("--json", action="store_true", help="with --once: as JSON")
+    parser.add_argument("--config", help="config file to read last")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _stdout_file(pid: int) -> Path | None:
+    """The regular file that a process's stdout (or stderr) goes to."""
+    for fd in (1, 2):
+        try:
+            name = os.readlink(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            continue
+        path = Path(name)
+        if path.is_absolute() and path.is_file():
+            return path
+    return None
+
+
+def _url_of(pid: int) -> str:
+    """--host and --port of a server's command line."""
+    import psutil
+
+    try:
+        argv = psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return ""
+    found = {"--host": "127.0.0.1", "--port": ""}
+    for i, part in enumerate(argv):
+        key, eq, value = part.partition("=")
+        if key in found:
+            found[key] = value if eq else (argv[i + 1] if i + 1 < len(argv) else "")
+    host = "127.0.0.1" if found["--host"] in ("0.0.0.0", "::") else found["--host"]
+    return f"http://{host}:{found['--port']}" if found["--port"].isdigit() else ""
+
+
+def target_for(what: str, url: str = "") -> Any:
+    """A `servers.Target` for a log, a pid or a URL. Raises UsageError in words."""
+    from k2tui.errors import UsageError
+    from k2tui.servers import Target
+
+    if what.startswith(("http://", "https://")):
+        return Target(key=what, title=what, url=what.rstrip("/"))
+    path = Path(what).expanduser()
+    if what.isdigit() and not path.exists():
+        pid = int(what)
+        if not Path(f"/proc/{pid}").exists():
+            raise UsageError(f"no process {pid}", "give the pid of a running server, or its log")
+        log, found_url = _stdout_file(pid), url or _url_of(pid)
+        if log is None and not found_url:
+            raise UsageError(
+                f"process {pid} writes to no file and its command line names no port",
+                "give its log or its URL instead (docker logs -f: k2tui watch -- docker logs -f NAME)",
+            )
+        return Target(key=f"pid {pid}", title=f"pid {pid}", log=log, url=found_url, pid=pid)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, not a log file", "give the path of the file in it")
+    if not path.exists():
+        raise UsageError(f"no file {path}", "give a log file, a pid, a URL, `-`, or `-- COMMAND`")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"no permission to read {path}", f"run: chmod a+r {path}, or read it as its owner")
+    return Target(key=str(path), title=path.name, log=path, url=url)
+
+
+def run(args: argparse.Namespace) -> int:
+    from k2tui.errors import UsageError
+
+    words = [*args.what, *[w for w in args.command if w != "--"]]
+    if not words:
+        raise UsageError("nothing to watch", "k2tui watch server.log | PID | http://127.0.0.1:30000 | - | -- docker logs -f NAME")
+    spool = None
+    if words == ["-"] or len(words) > 1:
+        from k2tui.spool import Spool
+
+        spool = Spool(None if words == ["-"] else words)
+        from k2tui.servers import Target
+
+        target = Target(key=str(spool.path), title="stdin" if words == ["-"] else " ".join(words)[:60], log=spool.path, url=args.url)
+    else:
+        target = target_for(words[0], args.url)
+    try:
+        if args.once:
+            if spool is not None:
+                spool.wait(10.0)
+            from k2tui.servers import look_once
+            from k2tui.verbs.up import describe
+
+            view = look_once(target)
+            facts = describe(view)
+            facts["eta_s"] = view.load.eta_s
+            if args.json:
+                print(json.dumps({"schema": 1, **facts}, ensure_ascii=False))
+            else:
+                from k2tui.plain import clean, paint
+
+                print(f"{paint(str(view.load.state), str(view.load.state))}  {clean(view.load.verdict)}")
+                if view.load.proof_line:
+                    print(f"line {view.load.proof_line_no}: {clean(view.load.proof_line)}")
+                if view.load.hint:
+                    print(clean(view.load.hint))
+            return 0
+        if spool is not None and not sys.stdin.isatty():
+            try:
+                os.dup2(os.open("/dev/tty", os.O_RDWR), 0)  # the keys come from the terminal, the log from what was stdin
+            except OSError:
+                raise UsageError("no terminal to draw on", "use --once, or give the log as a file") from None
+        from k2tui.verbs.dashboard import run_dashboard
+
+        return run_dashboard(args.config, watch=[target])
+    finally:
+        if spool is not None:
+            spool.close()
