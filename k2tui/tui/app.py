@@ -1,0 +1,665 @@
+"""The dashboard's app: keys and buttons to orders, snapshots to the screen in front. Knows the Backend, never the world behind it.
+
+Laws: a frame at most every IDLE_GAP_S (KEY_GAP_S after a key); nothing is drawn on hidden screens; every order runs off the event
+loop, raises K2Error at most, and its effect is seen in a later snapshot, never assumed; quitting stops no job unless asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.theme import Theme
+
+from k2tui.core.board import TaskStatus
+from k2tui.core.job import Job, JobState
+from k2tui.core.ports import Backend
+from k2tui.core.snapshot import ServerView, Snapshot, StageInfo
+from k2tui.errors import K2Error
+from k2tui.tui import format as fmt
+from k2tui.tui.history import History
+from k2tui.tui.keys import KEYS, STAGE_KEYS, TABS
+from k2tui.tui.lines import ASCII, UNICODE, Line, Seg, text_line, wrap
+from k2tui.tui.palette import Palette
+from k2tui.tui.panelview import PanelView
+from k2tui.tui.screens.deck import Deck
+from k2tui.tui.screens.overview import OverviewScreen
+from k2tui.tui.settings import Settings
+from k2tui.tui.terminal import QuietApp
+from k2tui.tui.themes import DEFAULT
+from k2tui.tui.view import View
+from k2tui.tui.widgets.bar import Button
+from k2tui.tui.widgets.lines import Lines
+from k2tui.tui.widgets.logview import LogView
+
+IDLE_GAP_S = 0.5
+KEY_GAP_S = 0.1
+KEY_GLOW_S = 3.0  # how long after a key frames may come quickly
+
+DEFAULT_STAGES = (
+    StageInfo("serve", "Start server", "s"),
+    StageInfo("bench", "Benchmark", "b"),
+    StageInfo("extract", "Extract", "x", unavailable="this build has no extraction stage yet"),
+    StageInfo("train", "Train", "t", unavailable="this build has no training stage yet"),
+)
+SHORT_TITLES = {"serve": "Start", "bench": "Bench", "extract": "Extract", "train": "Train"}
+
+
+def _screen(name: str) -> Callable[[], Screen[Any]]:
+    """A screen that is imported and built when it is first shown."""
+
+    def make() -> Screen[Any]:
+        import importlib
+
+        module = importlib.import_module(f"k2tui.tui.screens.{name}")
+        cls: type[Deck] = getattr(module, f"{name.capitalize()}Screen")
+        return cls()
+
+    return make
+
+
+class Dashboard(QuietApp):
+    """The running dashboard. `run()` returns None, or the exit code after a signal."""
+
+    TITLE = "k2tui"
+    MODES: ClassVar[dict[str, Any]] = {"overview": OverviewScreen, **{n: _screen(n) for _k, _t, n in TABS if n != "overview"}}
+    DEFAULT_MODE = "overview"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key.keys, key.action, key.text, show=False, priority=key.keys in ("ctrl+p,colon",) and False)
+        for key in KEYS
+        if key.action
+    ]
+    CSS = """
+    Screen { background: $background; }
+    ToastRack { margin-bottom: 2; }
+    Toast { max-width: 72; }
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: Settings | None = None,
+        *,
+        themes: Sequence[Theme] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        import os
+
+        no_color = "NO_COLOR" in os.environ and os.environ["NO_COLOR"] != ""
+        if not no_color:
+            os.environ.pop("NO_COLOR", None)  # set but empty means "colours, please"
+        super().__init__(ansi_color=True if no_color else None)
+        self.backend = backend
+        self.settings = settings or Settings()
+        self.clock = clock
+        self.glyphs = ASCII if self.settings.ascii else UNICODE
+        self.history = History()
+        self.snap = Snapshot(taken_s=0.0)
+        self.view = View(self.snap, clock(), self.history, self.glyphs)
+        self.server_key = ""
+        self.messages: list[tuple[float, str, str]] = []
+        self._notices_seen: set[tuple[float, str]] = set()
+        self._has_drawn = False
+        self._is_due = False
+        self._next_draw: asyncio.TimerHandle | None = None
+        self._last_draw = 0.0
+        self._last_key = 0.0
+        self._started_s = clock()
+        for theme in themes:
+            self.register_theme(theme)
+        wanted = self.settings.theme or DEFAULT
+        if no_color:
+            wanted = "ansi-dark"
+        self.theme = wanted if wanted in self.available_themes else "textual-dark"
+        self.palette = Palette(self.current_theme, no_color=no_color)
+        self._is_plain = no_color
+        if self.settings.theme and self.settings.theme not in self.available_themes:
+            self._say_later(f"no theme {self.settings.theme!r}; T lists them", "warning")
+        if self.settings.notice:
+            self._say_later(self.settings.notice, "information")
+
+    # -- life
+
+    def on_mount(self) -> None:
+        self.watch_terminal()
+        self.theme_changed_signal.subscribe(self, self._retheme)
+        self.set_interval(max(0.2, self.settings.refresh_s), self._tick)
+        self._order(self.backend.start, self._changed, then=lambda _none: self.draw_soon())
+
+    def _changed(self) -> None:
+        """From any thread: a new snapshot is worth drawing."""
+        loop = self._loop_of_app
+        if loop is not None and not self._is_due:
+            self._is_due = True
+            try:
+                loop.call_soon_threadsafe(self.draw_soon)
+            except RuntimeError:
+                pass  # the loop has ended
+
+    def _tick(self) -> None:
+        self.draw_soon()
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key):
+            self._last_key = time.monotonic()
+        await super().on_event(event)
+
+    def draw_soon(self) -> None:
+        """Draw the newest snapshot when the next frame is due."""
+        if self._next_draw is not None:
+            return
+        now = time.monotonic()
+        gap = KEY_GAP_S if now - self._last_key < KEY_GLOW_S else IDLE_GAP_S
+        wait = max(0.0, self._last_draw + gap - now)
+        self._next_draw = asyncio.get_running_loop().call_later(wait, self._draw_due)
+
+    def _draw_due(self) -> None:
+        self._next_draw = None
+        if self._running and not self._exit:
+            with self._context():
+                self.draw_now()
+
+    def draw_now(self) -> None:
+        """Take a snapshot and show it on the screen in front."""
+        self._is_due = False
+        self._last_draw = time.monotonic()
+        if self.is_terminal_behind:
+            self._is_due = False
+            return  # nobody sees it: the next tick tries again
+        self.snap = snap = self.backend.snapshot()
+        self.history.add(snap)
+        deck = self.deck
+        task_id = deck.selected_key("board") if deck is not None else ""
+        self.view = View(snap, self.clock(), self.history, self.glyphs, self.server_key, task_id)
+        self._note_notices(snap)
+        if deck is not None:
+            with self.batch_update():
+                deck.draw(self.view)
+
+    @property
+    def deck(self) -> Deck | None:
+        """The topmost screen of panels: what lies under a dialog is still live."""
+        for screen in reversed(self.screen_stack):
+            if isinstance(screen, Deck):
+                return screen
+        return None
+
+    def _retheme(self, theme: Theme) -> None:
+        self.palette = Palette(theme, no_color=self._is_plain)
+        for screen in self.screen_stack:
+            for widget in screen.query(Lines):
+                widget.repaint()
+
+    # -- saying things
+
+    def say(self, text: str, severity: str = "information", hint: str = "") -> None:
+        """One message to the user: a toast, and kept under `m`."""
+        self.messages.append((self.clock(), severity, f"{text}  {hint}".strip()))
+        del self.messages[:-200]
+        body = f"{text}\n{hint}" if hint else text
+        level: Any = severity if severity in ("information", "warning", "error") else "information"
+        self.notify(body, severity=level, timeout=4 if severity == "information" else 8, markup=False)
+
+    def _say_later(self, text: str, severity: str) -> None:
+        self.call_later(self.say, text, severity)
+
+    def _note_notices(self, snap: Snapshot) -> None:
+        for notice in snap.notices:
+            mark = (notice.at_s, notice.text)
+            if mark in self._notices_seen:
+                continue
+            self._notices_seen.add(mark)
+            if notice.at_s >= self._started_s - 1:
+                self.say(notice.text, notice.severity)
+            else:
+                self.messages.append((notice.at_s, notice.severity, notice.text))
+
+    def on_log_view_said(self, event: LogView.Said) -> None:
+        self.say(event.text, event.severity)
+
+    def copy_text(self, text: str) -> None:
+        """To the clipboard of the user's own terminal (OSC 52)."""
+        if not text:
+            self.say("nothing to copy here", "warning")
+            return
+        self.copy_to_clipboard(text)
+        lines = text.count("\n") + 1
+        self.say(f"copied {lines} lines" if lines > 1 else f"copied: {text[:60]}")
+
+    # -- orders
+
+    def _order(self, func: Callable[..., Any], *args: Any, then: Callable[[Any], None] | None = None) -> None:
+        """Run an order of the backend off the event loop; its error is shown once."""
+
+        async def run() -> None:
+            try:
+                result = await asyncio.to_thread(func, *args)
+            except K2Error as err:
+                self.say(err.message, "error", err.hint)
+                return
+            except Exception as err:  # the dashboard outlives a fault of one order
+                self.say(f"unexpected: {type(err).__name__}: {err}", "error")
+                return
+            if then is not None:
+                then(result)
+            self.draw_soon()
+
+        self.run_worker(run(), exit_on_error=False)
+
+    @property
+    def stages(self) -> Sequence[StageInfo]:
+        return self.snap.stages or DEFAULT_STAGES
+
+    def stage_info(self, name: str) -> StageInfo | None:
+        return next((s for s in self.stages if s.name == name), None)
+
+    def buttons(self) -> list[Button]:
+        """The button row: stages, then stop, retry and log."""
+        out: list[Button] = []
+        taken = {key.show for key in KEYS}
+        for stage in self.stages:
+            key = STAGE_KEYS.get(stage.name, "") or (stage.key if stage.key not in taken else "")
+            title = SHORT_TITLES.get(stage.name, stage.title)
+            out.append(Button(key or " ", title, f"stage('{stage.name}')", not stage.unavailable))
+            if stage.name == "serve":
+                out.append(Button("S", "Stop", "stop_server", self._living_server() is not None))
+        out.append(Button("r", "Retry", "retry", any(j.state.is_final for j in self.snap.jobs)))
+        out.append(Button("l", "Log", "open_log", bool(self.snap.jobs or self.snap.servers)))
+        return out
+
+    def _living_server(self) -> ServerView | None:
+        server = self.view.server
+        if server is not None and server.job is not None and not server.job.state.is_final:
+            return server
+        return next((s for s in self.snap.servers if s.job is not None and not s.job.state.is_final), None)
+
+    def on_lines_pressed(self, event: Lines.Pressed) -> None:
+        event.stop()
+        self.call_later(self.run_action, event.action)
+
+    def on_panel_view_order(self, event: PanelView.Order) -> None:
+        event.stop()
+        known: dict[str, Callable[[str], None]] = {
+            "open_job_log": self.open_log,
+            "open_log": self.open_log,
+            "cycle_task": self.cycle_task,
+            "cycle_priority": self.cycle_priority,
+            "edit_task": self.edit_task,
+        }
+        if event.action in known:
+            if event.key:
+                known[event.action](event.key)
+            return
+        self.call_later(self.run_action, event.action)
+
+    def on_row_list_moved(self) -> None:
+        self.draw_soon()
+
+    def action_stage(self, name: str) -> None:
+        """Start a stage: its form first, with the exact command."""
+        info = self.stage_info(name)
+        if info is None:
+            self.say(f"there is no stage {name!r} in this build", "warning")
+            return
+        if info.unavailable:
+            self.say(f"{info.title} cannot run now: {info.unavailable}", "warning")
+            return
+        from k2tui.tui.screens.dialogs import Choice, Field, Launch
+
+        async def preview(params: Mapping[str, str]) -> Sequence[str]:
+            return await asyncio.to_thread(self.backend.preview, name, params)
+
+        def launch(params: Mapping[str, str] | None) -> None:
+            if params is not None:
+                self._order(self.backend.submit, name, params, then=lambda job_id: self.say(f"{info.title}: job {job_id}"))
+
+        if name == "serve":
+            choices = [Choice(p, p, "default" if p == self.snap.profile else "") for p in self.snap.profiles]
+            if not choices:
+                self.say("no profile is configured", "error", "add [profile.NAME] to ~/.config/k2tui/config.toml")
+                return
+            form = Launch(
+                "Start a server: which profile?",
+                preview,
+                choices=choices,
+                choice_name="profile",
+                selected=self.snap.profile,
+                run_label="Start server",
+            )
+        elif name == "bench":
+            labels = {
+                "concurrency": ("concurrency", "a number, or several: 1,4,8"),
+                "num_prompts": ("requests", "how many at each concurrency"),
+                "random_input_len": ("input tokens", "of each request"),
+                "random_output_len": ("output tokens", "of each request"),
+                "seed": ("seed", "the same seed asks the same"),
+            }
+            fields = [Field(k, labels.get(k, (k, ""))[0], v, labels.get(k, (k, ""))[1]) for k, v in self.settings.bench.items()]
+            form = Launch("Benchmark", preview, fields=[*fields, Field("label", "label", "", "a name for the rows (optional)")], run_label="Run benchmark")
+        else:
+            form = Launch(info.title, preview, run_label=info.title)
+        self.push_screen(form, launch)
+
+    def action_stop_server(self) -> None:
+        server = self._living_server()
+        if server is None or server.job is None:
+            watched = self.view.server
+            if watched is not None and watched.job is None:
+                self.say("k2tui did not start this server, so it does not stop it", "warning")
+            else:
+                self.say("no server of ours is running", "warning")
+            return
+        lines: list[Line] = [(Seg(server.title, "bold"), Seg(f"  job {server.job.spec.id}", "dim"))]
+        load = server.load
+        if load.ready_s is not None:
+            lines.append(text_line(f"It took {fmt.duration(load.ready_s)} to load; the next start takes that again.", "warn"))
+        running = server.http.num_running_reqs if server.http is not None else None
+        if running:
+            lines.append(text_line(f"{running:g} requests are being answered now.", "warn"))
+        self._ask_stop("Stop the server?", lines, [server.job], "stop it")
+
+    def action_stop_job(self) -> None:
+        job = self._selected_job()
+        if job is None:
+            self.say("no job is selected", "warning")
+            return
+        if job.state.is_final:
+            self.say(f"{job.spec.title or job.spec.id} has ended already: {job.state.value}", "warning")
+            return
+        if job.spec.kind == "server":
+            server = next((s for s in self.snap.servers if s.job is not None and s.job.spec.id == job.spec.id), None)
+            if server is not None:
+                self.server_key = server.key
+                self.view = View(self.snap, self.clock(), self.history, self.glyphs, self.server_key, "")
+                self.action_stop_server()
+                return
+        self._ask_stop("Stop this job?", [(Seg(job.spec.title or job.spec.stage, "bold"), Seg(f"  job {job.spec.id}", "dim"))], [job], "stop it")
+
+    def _ask_stop(self, title: str, lines: list[Line], jobs: Sequence[Job], yes: str, *, leave: bool = False) -> None:
+        """Shows what will die: the processes by number, GPU and memory; then stops the jobs."""
+        from k2tui.tui.screens.dialogs import Confirm
+
+        ids = {job.spec.id for job in jobs}
+        processes = [p for p in (self.snap.gpu.processes if self.snap.gpu is not None else ()) if p.job_id in ids]
+        lines = [*lines, (), text_line("This will end:", "dim")]
+        for job in jobs:
+            lines.append((Seg(f"  pid {job.pid or '?'}", "bold"), Seg(f"  {job.spec.title or job.spec.stage}"), Seg(f"  grace {job.spec.grace_s:.0f} s", "dim")))
+        for p in processes[:12]:
+            lines.append((Seg(f"  pid {p.pid}", "bold"), Seg(f"  GPU {p.gpu_index} {p.rank}  {fmt.size(p.memory_used_b)}  {p.name}", "")))
+        if len(processes) > 12:
+            lines.append(text_line(f"  and {len(processes) - 12} more", "dim"))
+
+        def answer(agreed: bool | None) -> None:
+            if not agreed:
+                return
+
+            def stop_all() -> None:
+                for job in jobs:
+                    self.backend.stop_job(job.spec.id)
+
+            def done(_none: Any) -> None:
+                if leave:
+                    self.exit()
+                else:
+                    self.say("asked to stop; the job's line shows when it has")
+
+            self._order(stop_all, then=done)
+
+        self.push_screen(Confirm(title, lines, yes), answer)
+
+    def action_retry(self) -> None:
+        job = self._selected_job()
+        if job is None or not job.state.is_final:
+            job = job if job is not None and job.state.is_final else None
+            job = job or next((j for j in self.snap.jobs if j.state in (JobState.FAILED, JobState.LOST, JobState.STOPPED)), None)
+        if job is None:
+            self.say("no job that has failed or was stopped", "warning")
+            return
+        self._order(self.backend.retry_job, job.spec.id, then=lambda new: self.say(f"again: {job.spec.title or job.spec.stage}, job {new}"))
+
+    def _selected_job(self) -> Job | None:
+        key = self.deck.selected_key("jobs") if self.deck is not None else ""
+        return next((j for j in self.snap.jobs if j.spec.id == key), None) if key else None
+
+    # -- logs
+
+    def log_key(self) -> str:
+        """The log that `l` opens: the selected job's when the job list has the focus, else the server's, else the newest job's."""
+        deck = self.deck
+        job = self._selected_job()
+        focused = deck.focused if deck is not None else None
+        on_jobs = isinstance(focused, PanelView) and focused.panel.name == "jobs"
+        if job is not None and on_jobs:
+            return job.spec.id
+        server = self.view.server
+        if server is not None and server.log_key:
+            return server.log_key
+        return job.spec.id if job is not None else (self.snap.jobs[0].spec.id if self.snap.jobs else "")
+
+    def action_open_log(self) -> None:
+        self.open_log(self.log_key())
+
+    def open_log(self, key: str, proof: tuple[str, int | None] | None = None) -> None:
+        if not key:
+            self.say("no log yet: nothing was started", "warning")
+            return
+        from k2tui.tui.screens.log import LogScreen
+
+        self.push_screen(LogScreen(key, proof))
+
+    def show_log(self, deck: Deck, key: str) -> None:
+        """Make the deck's log pane show that log, and look for news in it."""
+        view = deck.query_one(LogView)
+        if getattr(view, "log_key", None) != key:
+            view.log_key = key  # type: ignore[attr-defined]
+            if not key:
+                view.open(None, empty="Select a job to see its log.")
+            else:
+                try:
+                    view.open(self.backend.log(key))
+                except K2Error as err:
+                    view.open(None, empty=err.message)
+            return
+        view.poll()
+
+    def follow_server_log(self, deck: Deck) -> None:
+        """The pane of the overview: the server's log, else the newest job's."""
+        server = self.view.server
+        key = server.log_key if server is not None and server.log_key else (self.snap.jobs[0].spec.id if self.snap.jobs else "")
+        self.show_log(deck, key)
+
+    def action_proof(self) -> None:
+        server = self.view.server
+        if server is None or not server.load.proof_line:
+            self.say("there is no proving line now", "warning")
+            return
+        self.open_log(server.log_key, (server.load.proof_line, server.load.proof_line_no))
+
+    # -- the board
+
+    def cycle_task(self, task_id: str) -> None:
+        task = next((t for t in self.snap.board.tasks if t.id == task_id), None)
+        if task is not None:
+            order = list(TaskStatus)
+            status = order[(order.index(task.status) + 1) % len(order)]
+            self._order(lambda: self.backend.set_task(task_id, status=status.value))
+
+    def cycle_priority(self, task_id: str) -> None:
+        task = next((t for t in self.snap.board.tasks if t.id == task_id), None)
+        if task is not None:
+            order = ("low", "medium", "high")
+            at = order.index(task.priority) if task.priority in order else 1
+            self._order(lambda: self.backend.set_task(task_id, priority=order[(at + 1) % 3]))
+
+    def action_add_task(self) -> None:
+        def done(text: str) -> None:
+            urgent = text.startswith("!")
+            content = text.lstrip("! ").strip()
+            if content:
+                self._order(self.backend.add_task, content, "high" if urgent else "medium")
+
+        if self.deck is not None:
+            self.deck.ask("new task (! first: high priority)", "", done)
+
+    def edit_task(self, task_id: str) -> None:
+        task = next((t for t in self.snap.board.tasks if t.id == task_id), None)
+        if task is None or self.deck is None:
+            return
+
+        def done(text: str) -> None:
+            if text.strip() and text.strip() != task.content:
+                self._order(lambda: self.backend.set_task(task_id, content=text.strip()))
+
+        self.deck.ask("task", task.content, done)
+
+    # -- moving about
+
+    def action_show(self, name: str) -> None:
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+        if self.current_mode != name:
+            self.switch_mode(name)
+        self._last_draw = 0.0
+        self.call_later(self.draw_now)
+
+    def action_show_panel(self, name: str) -> None:
+        from k2tui.tui.screens.zoom import PanelScreen
+
+        self.push_screen(PanelScreen(name))
+        self.call_later(self.draw_now)
+
+    async def action_back(self) -> None:
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+
+    def action_next_server(self, step: int) -> None:
+        keys = [s.key for s in self.snap.servers]
+        server = self.view.server
+        if len(keys) > 1 and server is not None:
+            self.server_key = keys[(keys.index(server.key) + step) % len(keys)]
+            self.draw_now()
+
+    def action_zoom(self) -> None:
+        if self.deck is not None:
+            self.deck.zoom()
+
+    def action_redraw(self) -> None:
+        self.redraw_all()
+
+    # -- help and choices
+
+    def action_help(self) -> None:
+        from k2tui.tui.screens.help import HelpScreen
+
+        self.push_screen(HelpScreen(self.glyphs, min(96, self.size.width * 9 // 10 - 4)))
+
+    def action_palette(self) -> None:
+        from k2tui.tui import panels
+        from k2tui.tui.screens.dialogs import Choice, Chooser
+
+        choices = [Choice(key.action, key.text, key.show) for key in KEYS if key.palette and key.action]
+        known = {c.key for c in choices}
+        for stage in self.stages:
+            action = f"stage('{stage.name}')"
+            if action not in known:
+                choices.append(Choice(action, stage.title, stage.unavailable and f"not now: {stage.unavailable}", not stage.unavailable))
+        choices.append(Choice("add_task", "Add a task to the board", "a"))
+        for job in self.snap.jobs[:20]:
+            choices.append(Choice(f"job_log('{job.spec.id}')", f"Log: {job.spec.title or job.spec.stage}", f"{job.state.value} {job.spec.id}"))
+        for name in panels.names():
+            choices.append(Choice(f"show_panel('{name}')", f"Panel: {panels.get(name).title}", "whole screen"))
+
+        def chosen(action: str | None) -> None:
+            if action:
+                self.call_later(self.run_action, action)
+
+        self.push_screen(Chooser("Commands", choices), chosen)
+
+    def action_job_log(self, job_id: str) -> None:
+        self.open_log(job_id)
+
+    def action_themes(self) -> None:
+        from k2tui.tui.screens.dialogs import Choice, Chooser
+
+        if self._is_plain:
+            self.say("NO_COLOR is set: there is nothing to choose", "warning")
+            return
+        before = self.theme
+        names = sorted(self.available_themes, key=lambda n: (not n.startswith("k2-"), n))
+
+        def chosen(name: str | None) -> None:
+            self.theme = name or before
+            if name:
+                self.say(f'theme {name}; to keep it: [ui] theme = "{name}" in config.toml')
+
+        choices = [Choice(n, n, "ours" if n.startswith("k2-") else "") for n in names]
+        self.push_screen(Chooser("Theme", choices, on_move=lambda name: setattr(self, "theme", name), selected=before), chosen)
+
+    def action_notices(self) -> None:
+        from k2tui.tui.screens.dialogs import Reader
+
+        width = min(96, self.size.width * 9 // 10 - 4)
+        roles = {"error": "bad", "warning": "warn"}
+        lines: list[Line] = []
+        for at_s, severity, text in reversed(self.messages):
+            for n, part in enumerate(wrap(text, width - 10)):
+                lines.append((Seg(f"{fmt.clock(at_s)}  " if n == 0 else " " * 10, "dim"), Seg(part, roles.get(severity, ""))))
+        self.push_screen(Reader("Messages", lines or [text_line("None so far.", "dim")]))
+
+    def action_report(self) -> None:
+        server = self.view.server
+        if server is None:
+            self.say("no server to report on", "warning")
+            return
+
+        def show(text: str) -> None:
+            from k2tui.tui.screens.dialogs import Reader
+
+            width = min(96, self.size.width * 9 // 10 - 4)
+            lines = [text_line(part) for line in text.splitlines() for part in wrap(line, width)]
+            self.push_screen(Reader("Report", lines, copy=text))
+
+        self._order(self.backend.report, server.key, then=show)
+
+    def action_copy(self) -> None:
+        """Copy what is in focus: the log's line, a job's command, the server's address, else the row's text."""
+        deck = self.deck
+        focused = deck.focused if deck is not None else None
+        if isinstance(focused, LogView):
+            self.copy_text(focused.copy_text())
+            return
+        if isinstance(focused, PanelView):
+            job = self._selected_job() if focused.panel.name == "jobs" else None
+            if job is not None:
+                from k2tui.tui.screens.dialogs import shell_text
+
+                self.copy_text(shell_text(job.spec.argv))
+                return
+            server = self.view.server
+            if focused.panel.name in ("server", "phases", "decode") and server is not None:
+                self.copy_text(server.load.url or (server.http.url if server.http else ""))
+                return
+            if focused.panel.name == "diagnosis":
+                self.copy_text("\n".join("".join(s.text for s in r.line).rstrip() for r in focused.picture.rows))
+                return
+            row = next((r for r in focused.picture.rows if r.key == focused.selected), None)
+            self.copy_text("".join(s.text for s in row.line).strip() if row is not None else "")
+            return
+        self.copy_text("")
+
+    # -- leaving
+
+    def action_leave(self) -> None:
+        self.exit()
+
+    def action_leave_and_stop(self) -> None:
+        running = [j for j in self.snap.jobs if not j.state.is_final]
+        if not running:
+            self.exit()
+            return
+        self._ask_stop("Quit, and stop everything that runs?", [], running, "stop all and quit", leave=True)

@@ -1,0 +1,72 @@
+"""Every key of the dashboard in one table: bindings, help screen, palette and docs are made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """keys: as Textual names them, comma-separated. show: as people write it. action: of the app ("" = only described)."""
+
+    keys: str
+    show: str
+    action: str
+    text: str
+    group: str
+    palette: bool = True
+
+
+KEYS = (
+    Key("1", "1", "show('overview')", "Overview", "Screens"),
+    Key("2", "2", "show('gpu')", "GPUs and processes", "Screens"),
+    Key("3", "3", "show('jobs')", "Jobs and log", "Screens"),
+    Key("4", "4", "show('board')", "Task board", "Screens"),
+    Key("5", "5", "show('bench')", "Benchmarks", "Screens"),
+    Key("6", "6", "show('server')", "Server: phases, charts, diagnosis", "Screens"),
+    Key("s", "s", "stage('serve')", "Start a server (choose a profile, see the command)", "Orders"),
+    Key("S", "S", "stop_server", "Stop the server (asks first)", "Orders"),
+    Key("b", "b", "stage('bench')", "Benchmark the server", "Orders"),
+    Key("x", "x", "stage('extract')", "Extract hidden states", "Orders"),
+    Key("t", "t", "stage('train')", "Train the draft model", "Orders"),
+    Key("r", "r", "retry", "Retry the selected job", "Orders"),
+    Key("d", "d", "stop_job", "Stop the selected job (asks first)", "Orders"),
+    Key("enter", "Enter", "", "Open the selected row (a job's log)", "Look"),
+    Key("l", "l", "open_log", "Log of the selected job, else of the server", "Look"),
+    Key("p", "p", "proof", "Jump to the line that proves the diagnosis", "Look"),
+    Key("left_square_bracket", "[", "next_server(-1)", "Previous server", "Look"),
+    Key("right_square_bracket", "]", "next_server(1)", "Next server", "Look"),
+    Key("z", "z", "zoom", "Enlarge the focused panel, and back", "Look"),
+    Key("tab", "Tab", "", "Next panel (Shift+Tab: previous)", "Look", False),
+    Key("y", "y", "copy", "Copy: the selected row, the log's line, a command (OSC 52)", "Look"),
+    Key("R", "R", "report", "Report on the server for an issue tracker", "Look"),
+    Key("m", "m", "notices", "Messages so far", "Look"),
+    Key("slash", "/", "", "Search (log); n and N: next and previous", "Log", False),
+    Key("ampersand", "&", "", "Filter: only matching lines (Esc: all again)", "Log", False),
+    Key("e", "e E", "", "Next and previous error", "Log", False),
+    Key("f", "f", "", "Follow the end, or hold still", "Log", False),
+    Key("w", "w", "", "Wrap long lines; left and right move sideways", "Log", False),
+    Key("g", "g G", "", "Begin and end (also Home, End)", "Log", False),
+    Key("space", "Space", "", "Next status of the task", "Board", False),
+    Key("a", "a", "", "Add a task", "Board", False),
+    Key("e", "e", "", "Edit the task", "Board", False),
+    Key("exclamation_mark", "!", "", "Next priority of the task", "Board", False),
+    Key("question_mark,f1", "?", "help", "This help", "Program"),
+    Key("ctrl+p,colon", "^p :", "palette", "Command palette", "Program"),
+    Key("T", "T", "themes", "Theme", "Program"),
+    Key("ctrl+l", "^l", "redraw", "Draw everything again", "Program"),
+    Key("q,ctrl+c", "q", "leave", "Quit; jobs and servers go on", "Program"),
+    Key("Q", "Q", "leave_and_stop", "Quit and stop what runs (asks first)", "Program"),
+)
+
+TABS = (
+    ("1", "Overview", "overview"),
+    ("2", "GPUs", "gpu"),
+    ("3", "Jobs", "jobs"),
+    ("4", "Board", "board"),
+    ("5", "Bench", "bench"),
+    ("6", "Server", "server"),
+)
+
+# Keys that the buttons' stages have by default; a stage's own key is used when it is free.
+STAGE_KEYS = {"serve": "s", "bench": "b", "extract": "x", "train": "t"}

@@ -1,0 +1,140 @@
+"""Jobs, newest first: state, progress, time left, and how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k2tui.core.job import Job, JobState
+from k2tui.tui import format as fmt
+from k2tui.tui.lines import Cell, Column, Glyphs, Picture, Row, Seg, bar, table, text_line
+from k2tui.tui.panels import Panel
+from k2tui.tui.view import View
+
+ROLES = {
+    JobState.QUEUED: "dim",
+    JobState.WAITING: "dim",
+    JobState.RUNNING: "info",
+    JobState.STOPPING: "warn",
+    JobState.SUCCEEDED: "ok",
+    JobState.FAILED: "bad",
+    JobState.STOPPED: "dim",
+    JobState.SKIPPED: "dim",
+    JobState.ORPHANED: "warn",
+    JobState.LOST: "bad",
+}
+
+
+def mark(state: JobState, g: Glyphs) -> str:
+    return {
+        JobState.QUEUED: g.wait,
+        JobState.WAITING: g.wait,
+        JobState.RUNNING: g.run,
+        JobState.STOPPING: g.down,
+        JobState.SUCCEEDED: g.ok,
+        JobState.FAILED: g.bad,
+        JobState.STOPPED: g.skip,
+        JobState.SKIPPED: g.skip,
+        JobState.ORPHANED: g.warn,
+        JobState.LOST: g.bad,
+    }[state]
+
+
+COLUMNS = (
+    Column("", 2, keep=9),
+    Column("job", 14, weight=2, keep=9, limit=44),
+    Column("state", 9, keep=4),
+    Column("progress", 10, weight=1.5, keep=7, limit=40),
+    Column("", 9, keep=5),
+    Column("took", 5, keep=4, align=">"),
+    Column("left", 5, keep=8, align=">"),
+    Column("what", 12, weight=3, keep=3),
+    Column("id", 10, keep=1, limit=28, weight=0.5),
+)
+
+
+def took_s(job: Job, now_s: float) -> float | None:
+    if job.started_s is None:
+        return None
+    return (job.ended_s if job.ended_s is not None else now_s) - job.started_s
+
+
+def left_s(job: Job) -> float | None:
+    """The stage's own estimate, else from its pace so far."""
+    progress = job.progress
+    if progress is None or job.state.is_final:
+        return None
+    if progress.eta_s is not None:
+        return progress.eta_s
+    if progress.total and progress.done > 0 and job.started_s is not None and progress.at_s > job.started_s:
+        return (progress.at_s - job.started_s) / progress.done * max(0.0, progress.total - progress.done)
+    return None
+
+
+def describe(job: Job, now_s: float) -> Seg:
+    """One phrase: why it waits, what it does, or how it ended."""
+    if job.state in (JobState.WAITING, JobState.QUEUED) and job.waiting_for:
+        since = "" if job.waiting_since_s is None else f" ({fmt.age(now_s - job.waiting_since_s)})"
+        return Seg(f"waits for {job.waiting_for}{since}", "dim")
+    if job.state.is_final:
+        if job.reason and job.state is not JobState.SUCCEEDED:
+            return Seg(job.reason, ROLES[job.state])
+        if job.result:
+            return Seg("  ".join(f"{k} {_short(v)}" for k, v in job.result.items() if isinstance(v, int | float | str)), "dim")
+        return Seg(job.reason, "dim")
+    if job.state is JobState.ORPHANED:
+        return Seg(job.reason or "its keeper is dead, the work goes on", "warn")
+    if job.progress is not None and job.progress.note:
+        return Seg(job.progress.note, "dim")
+    return Seg(f"pid {job.pid}" if job.pid else "", "dim")
+
+
+def _short(value: object) -> str:
+    return fmt.count(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def cells_of(job: Job, view: View) -> Sequence[Cell]:
+    progress, g, role = job.progress, view.glyphs, ROLES[job.state]
+    share = None
+    words = ""
+    if progress is not None:
+        share = progress.done / progress.total if progress.total else None
+        words = fmt.count(progress.done) + (f"/{fmt.count(progress.total)}" if progress.total else f" {progress.unit}")
+    if job.state is JobState.SUCCEEDED:
+        share = 1.0
+    shows_bar = share is not None and (not job.state.is_final or job.state is JobState.SUCCEEDED)
+    return (
+        Seg(mark(job.state, g), role),
+        Seg(job.spec.title or job.spec.stage, "" if job.state.is_final else "bold"),
+        Seg(job.state.value, role),
+        (lambda w: bar(share, w, "ok" if job.state is JobState.SUCCEEDED else "bar", g)) if shows_bar else Seg("", "dim"),
+        Seg(words, "dim" if job.state.is_final else ""),
+        Seg(fmt.duration(took_s(job, view.now_s), "") if job.state.is_final else fmt.age(took_s(job, view.now_s), "")),
+        Seg(fmt.age(left_s(job), ""), "bold"),
+        describe(job, view.now_s),
+        Seg(job.spec.id, "faint"),
+    )
+
+
+def draw(view: View, width: int, height: int) -> Picture:
+    jobs = view.snap.jobs
+    if not jobs:
+        return Picture(
+            (Row("", text_line("No jobs yet. What you start goes on when you quit or lose the terminal.", "dim")),),
+        )
+    rows = [(job.spec.id, cells_of(job, view)) for job in sorted(jobs, key=lambda j: j.state.is_final)]
+    header, lines = table(COLUMNS, rows, width, view.glyphs)
+    active = sum(1 for job in jobs if not job.state.is_final)
+    note = (Seg(f"{active} running" if active else "none running", "info" if active else "dim"), Seg(f" {view.glyphs.dot} {len(jobs)}", "dim"))
+    return Picture(lines, header, note)
+
+
+PANEL = Panel(
+    "jobs",
+    "Jobs",
+    draw,
+    order=40,
+    selectable=True,
+    enter="open_job_log",
+    keys=(("r", "retry", "retry"), ("d", "stop_job", "stop job"), ("l", "open_log", "log")),
+    help="What k2tui started. Enter opens the log; the work goes on when the dashboard ends.",
+)

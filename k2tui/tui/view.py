@@ -1,0 +1,55 @@
+"""What a panel is given to draw from: the snapshot, short histories, the time, the character set and what is selected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from k2tui.core.load import LoadView, State
+from k2tui.core.snapshot import ServerView, Snapshot
+from k2tui.tui.history import History
+from k2tui.tui.lines import UNICODE, Glyphs
+
+STATE_ROLES = {
+    State.UNKNOWN: "dim",
+    State.LOADING: "info",
+    State.READY: "ok",
+    State.STALLED: "warn",
+    State.DEGRADED: "warn",
+    State.FAILED: "bad",
+    State.STOPPED: "dim",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    snap: Snapshot
+    now_s: float
+    history: History = field(default_factory=History)
+    glyphs: Glyphs = UNICODE
+    server_key: str = ""  # the server that the user looks at; "" = the newest living one
+    task_id: str = ""  # the task that the user looks at
+
+    @property
+    def server(self) -> ServerView | None:
+        """The server in focus: the chosen one, else the newest that is not stopped, else the newest."""
+        servers = self.snap.servers
+        for server in servers:
+            if server.key == self.server_key:
+                return server
+        for server in servers:
+            if server.load.state not in (State.STOPPED, State.UNKNOWN):
+                return server
+        return servers[0] if servers else None
+
+    def state_mark(self, load: LoadView) -> str:
+        """A sign beside the word: states are told apart without colour."""
+        g = self.glyphs
+        return {
+            State.UNKNOWN: g.wait,
+            State.LOADING: g.up,
+            State.READY: g.run,
+            State.STALLED: g.warn,
+            State.DEGRADED: g.warn,
+            State.FAILED: g.bad,
+            State.STOPPED: g.skip,
+        }[load.state]

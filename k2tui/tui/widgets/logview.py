@@ -1,0 +1,452 @@
+"""Lines of one log at any size: asks its port for the visible lines only. Follow, search, filter, wrap. Knows LogPort and text."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from k2tui.core.ports import LogPort
+from k2tui.errors import K2Error
+from k2tui.tui.lines import UNICODE, Glyphs, Line, Picture, Row, Seg, clean, fit_line, width
+from k2tui.tui.widgets.rowlist import RowList
+
+ERRORS = r"(?i)\berror\b|\bexception\b|traceback \(most|\bfatal\b|out of memory|\boom\b|\bkilled\b|\bassert(ion)?\b.*fail|\bfailed\b"
+_ERROR = re.compile(ERRORS)
+_WARNING = re.compile(r"(?i)\bwarn(ing)?\b|\bdeprecat")
+_HEAD = re.compile(r"\[[^\]]{1,60}\]\s?")
+FILTER_LIMIT = 5000  # matching lines that a filter shows: the newest ones
+
+
+def smart_case(pattern: str) -> str:
+    """A pattern without capitals ignores case."""
+    return pattern if pattern != pattern.lower() else f"(?i){pattern}"
+
+
+class LogView(RowList):
+    """A log in a frame. Messages: `Said` (something to tell the user), `Asked` (the screen should ask for a text)."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "ask('search')", show=False),
+        Binding("ampersand", "ask('filter')", show=False),
+        Binding("n", "next(True)", show=False),
+        Binding("N", "next(False)", show=False),
+        Binding("e", "error(True)", show=False),
+        Binding("E", "error(False)", show=False),
+        Binding("f", "follow", show=False),
+        Binding("w", "wrap", show=False),
+        Binding("left", "pan(-1)", show=False),
+        Binding("right", "pan(1)", show=False),
+        Binding("0", "pan(0)", show=False),
+    ]
+
+    class Said(Message):
+        def __init__(self, text: str, severity: str = "information") -> None:
+            super().__init__()
+            self.text = text
+            self.severity = severity
+
+    class Asked(Message):
+        def __init__(self, sender: LogView, what: str, initial: str) -> None:
+            super().__init__()
+            self.sender = sender
+            self.what = what
+            self.initial = initial
+
+    def __init__(self, *, glyphs: Glyphs = UNICODE, frame: str = "box", id: str | None = None) -> None:
+        super().__init__("Log", frame=frame, glyphs=glyphs, selectable=False, id=id)
+        self.port: LogPort | None = None
+        self.follow = True
+        self.wraps = False
+        self.marked: int | None = None  # the line that a search found
+        self.pattern = ""
+        self.filter = ""
+        self._first = 0  # first visible line (or hit, when filtered)
+        self._pan = 0
+        self._hits: list[int] | None = None
+        self._hits_upto = 0
+        self._busy = ""
+        self._generation = 0
+
+    # -- the log
+
+    def open(self, port: LogPort | None, *, empty: str = "") -> None:
+        """Show another log (None: none), from its end."""
+        if self.port is not None and self.port is not port:
+            self.port.close()
+        self.port = port
+        self._generation += 1
+        self.follow, self.marked, self.filter, self._hits, self._first, self._pan, self._busy = True, None, "", None, 0, 0, ""
+        self._empty = empty
+        self.poll()
+
+    _empty = ""
+
+    def on_unmount(self) -> None:
+        if self.port is not None:
+            self.port.close()
+            self.port = None
+
+    def _count(self) -> int:
+        if self.port is None:
+            return 0
+        return len(self._hits) if self._hits is not None else self.port.line_count()
+
+    def _texts(self, start: int, count: int) -> list[tuple[int, str]]:
+        if self.port is None or count <= 0:
+            return []
+        if self._hits is None:
+            return list(enumerate((clean(t) for t in self.port.lines(start, count)), start))
+        out: list[tuple[int, str]] = []
+        for number in self._hits[start : start + count]:
+            found = self.port.lines(number, 1)
+            out.append((number, clean(found[0]) if found else ""))
+        return out
+
+    def poll(self) -> None:
+        """Look for news and draw them; costs nothing when there are none."""
+        if self._hits is not None and self.port is not None:
+            self._extend_hits()
+        room = self.inner[1]
+        count = self._count()
+        if self.follow:
+            self._first = max(0, count - room)
+        self._first = max(0, min(self._first, max(0, count - 1)))
+        self.set_picture(self._picture(count, room))
+
+    def _picture(self, count: int, room: int) -> Picture:
+        rows: list[Row]
+        if self.port is None:
+            rows = [Row("", (Seg(self._empty or "No log to show.", "dim"),))]
+        elif count == 0:
+            text = "no line matches the filter" if self._hits is not None else "empty so far"
+            rows = [Row("", (Seg(self._busy or text, "dim"),))]
+        elif self.wraps:
+            rows = self._wrapped(count, room)
+        else:
+            rows = [Row("", self._line(number, text)) for number, text in self._texts(self._first, room)]
+        return Picture(tuple(rows), note=self._note(count), title=f"Log {self.glyphs.dot} {clean(self.port.title)}" if self.port else "Log")
+
+    def _wrapped(self, count: int, room: int) -> list[Row]:
+        cells = max(10, self.inner[0])
+
+        def pieces(number: int, text: str) -> list[Row]:
+            out: list[Row] = []
+            styled = self._styled(number, text)
+            while True:
+                head = fit_line(styled, cells, pad=False)
+                out.append(Row("", head))
+                taken = sum(len(seg.text) for seg in head)
+                rest: list[Seg] = []
+                for seg in styled:
+                    if taken >= len(seg.text):
+                        taken -= len(seg.text)
+                        continue
+                    rest.append(Seg(seg.text[taken:], seg.role))
+                    taken = 0
+                styled = tuple(rest)
+                if not styled or not head:
+                    return out
+
+        rows: list[Row] = []
+        if self.follow:
+            for number, text in reversed(self._texts(max(0, count - room), room)):
+                rows = pieces(number, text) + rows
+                if len(rows) >= room:
+                    break
+            return rows[-room:] if room else []
+        for number, text in self._texts(self._first, room):
+            rows += pieces(number, text)
+            if len(rows) >= room:
+                break
+        return rows[:room]
+
+    def _note(self, count: int) -> Line:
+        note: list[Seg] = []
+        if self._busy:
+            note.append(Seg(f"{self._busy}  ", "warn"))
+        if self.filter:
+            note.append(Seg(f"&{self.filter}  ", "accent"))
+        if self.pattern:
+            note.append(Seg(f"/{self.pattern}  ", "accent"))
+        if self.port is None:
+            return tuple(note)
+        if self.follow:
+            note.append(Seg(f"{self.glyphs.down} following  " if not self.glyphs.ascii else "following  ", "ok"))
+        known = "" if self.port.is_complete() else "+"
+        last = min(count, self._first + self.inner[1])
+        note.append(Seg(f"{last}/{count}{known}", "dim"))
+        return tuple(note)
+
+    # -- one line
+
+    def _styled(self, number: int, text: str) -> Line:
+        role = "bad" if _ERROR.search(text) else ("warn" if _WARNING.search(text) else "")
+        segs: list[Seg] = []
+        head = _HEAD.match(text)
+        if head and not role:
+            segs.append(Seg(head[0], "faint"))
+            text = text[head.end() :]
+        pattern = self._compiled()
+        at = 0
+        if pattern is not None:
+            for found in pattern.finditer(text):
+                if found.end() == found.start():
+                    continue
+                segs += [Seg(text[at : found.start()], role), Seg(found[0], f"{role} hit")]
+                at = found.end()
+        segs.append(Seg(text[at:], role))
+        if number == self.marked:
+            segs = [Seg(s.text, f"{s.role} on-sel".strip()) for s in segs]
+        return tuple(s for s in segs if s.text)
+
+    def _line(self, number: int, text: str) -> Line:
+        line = self._styled(number, text)
+        if self._pan:
+            line = _drop(line, self._pan)
+        line = fit_line(line, self.inner[0])
+        if number == self.marked and line:
+            line = (*line[:-1], Seg(line[-1].text, f"{line[-1].role} on-sel".strip() if "on-sel" not in line[-1].role else line[-1].role))
+        return line
+
+    _regex_of = ""
+    _regex: re.Pattern[str] | None = None
+
+    def _compiled(self) -> re.Pattern[str] | None:
+        if not self.pattern:
+            return None
+        if self._regex_of != self.pattern:
+            self._regex_of = self.pattern
+            try:
+                self._regex = re.compile(smart_case(self.pattern))
+            except re.error:
+                self._regex = None
+        return self._regex
+
+    # -- moving
+
+    def action_move(self, by: int) -> None:
+        count, room = self._count(), self.inner[1]
+        self._first = max(0, min(self._first + by, count - room))
+        self.follow = self._first >= count - room and by > 0
+        self.poll()
+
+    def action_edge(self, side: int) -> None:
+        self.follow = side > 0
+        if side < 0:
+            self._first = 0
+        self.poll()
+
+    def _scroll(self, by: int) -> None:
+        self.action_move(by)
+
+    def action_pan(self, by: int) -> None:
+        self._pan = 0 if by == 0 else max(0, self._pan + by * max(8, self.inner[0] // 3))
+        self.poll()
+
+    def action_follow(self) -> None:
+        self.follow = not self.follow
+        self.poll()
+
+    def action_wrap(self) -> None:
+        self.wraps = not self.wraps
+        self._pan = 0
+        self.poll()
+
+    def on_resize(self) -> None:
+        super().on_resize()
+        self.poll()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "escape" and (self.filter or self.pattern or self.marked is not None):
+            event.stop()
+            self.pattern, self.marked = "", None
+            self.set_filter("")
+
+    # -- search and filter
+
+    def action_ask(self, what: str) -> None:
+        self.post_message(self.Asked(self, what, self.pattern if what == "search" else self.filter))
+
+    def search(self, pattern: str) -> None:
+        """Find it, backwards from the end when following, else forwards from what is visible."""
+        self.pattern = pattern
+        if not pattern:
+            self.poll()
+            return
+        forward = not self.follow
+        self.find(smart_case(pattern), forward, self._count() if self.follow else self._first, f"no line matches {pattern!r}")
+
+    def action_next(self, forward: bool) -> None:
+        if not self.pattern:
+            self.action_ask("search")
+            return
+        self.find(smart_case(self.pattern), forward, self._from(forward), f"no further line matches {self.pattern!r}")
+
+    def action_error(self, forward: bool) -> None:
+        self.find(ERRORS, forward, self._from(forward), "no further error")
+
+    def _from(self, forward: bool) -> int:
+        if self.marked is not None:
+            return self.marked + (1 if forward else 0)
+        first = self._hits[self._first] if self._hits and self._first < len(self._hits) else self._first
+        return first if forward else first + self.inner[1]
+
+    def find(self, pattern: str, forward: bool, start: int, nothing: str) -> None:
+        """Search in a thread: a log of gigabytes takes seconds. Backwards finds the last match before `start`."""
+        port = self.port
+        if port is None:
+            return
+        self._busy = "searching"
+        generation = self._generation
+
+        def work() -> int | None:
+            return port.search(pattern, start if forward else max(0, start - 1), forward=forward)
+
+        async def run() -> None:
+            try:
+                number = await asyncio.to_thread(work)
+            except K2Error as err:
+                self._busy = ""
+                self.post_message(self.Said(err.message, "error"))
+                self.poll()
+                return
+            if generation != self._generation or not self.is_mounted:
+                return
+            self._busy = ""
+            if number is None:
+                self.post_message(self.Said(nothing, "warning"))
+                self.poll()
+            else:
+                self.show_line(number)
+
+        self.poll()
+        self.run_worker(run(), exclusive=True, group=f"find-{id(self)}", exit_on_error=False)
+
+    def show_line(self, number: int) -> None:
+        """Mark that line and bring it to the upper third."""
+        self.follow = False
+        self.marked = number
+        room = self.inner[1]
+        if self._hits is not None:
+            place = next((i for i, n in enumerate(self._hits) if n >= number), len(self._hits))
+            self._first = max(0, place - room // 3)
+        elif not self._first <= number < self._first + room or room == 0:
+            self._first = max(0, number - room // 3)
+        self.poll()
+
+    def show_proof(self, text: str, number: int | None) -> None:
+        """Jump to a line known by its text and (1-based or 0-based) number: the text decides."""
+        port = self.port
+        if port is None:
+            return
+        wanted = clean(text).strip()
+        if number is not None:
+            for candidate in (number - 1, number):
+                found = port.lines(candidate, 1) if candidate >= 0 else ()
+                if found and wanted and (wanted in clean(found[0]) or clean(found[0]).strip() in wanted) and clean(found[0]).strip():
+                    self.show_line(candidate)
+                    return
+        if wanted:
+            self.find(re.escape(wanted[:200]), False, port.line_count(), "the proving line is not in this log any more")
+        elif number is not None:
+            self.show_line(max(0, number - 1))
+
+    def set_filter(self, pattern: str) -> None:
+        """Show only the lines that match; "" shows all again. Matches are collected from the end, in a thread."""
+        self.filter = pattern
+        self._generation += 1
+        self._hits = None
+        if not pattern or self.port is None:
+            self.follow = self.follow or self.marked is None
+            self.poll()
+            return
+        try:
+            re.compile(pattern)
+        except re.error as err:
+            self.filter = ""
+            self.post_message(self.Said(f"not a regular expression: {pattern!r}: {err}", "error"))
+            self.poll()
+            return
+        self._hits, self._busy, self.follow = [], "filtering", True
+        self._collect(self.port, smart_case(pattern))
+        self.poll()
+
+    def _collect(self, port: LogPort, pattern: str) -> None:
+        generation = self._generation
+        self._hits_upto = port.line_count()
+        call: Callable[..., None] = self.app.call_from_thread
+
+        def deliver(found: list[int]) -> None:
+            if generation == self._generation and self._hits is not None:
+                self._hits = found + self._hits
+                self.poll()
+
+        def work() -> None:
+            at: int | None = self._hits_upto - 1
+            batch: list[int] = []
+            total = 0
+            while at is not None and at >= 0 and total < FILTER_LIMIT and generation == self._generation:
+                at = port.search(pattern, at, forward=False)
+                if at is None:
+                    break
+                batch.insert(0, at)
+                total += 1
+                at -= 1
+                if len(batch) >= 200:
+                    call(deliver, batch)
+                    batch = []
+            call(deliver, batch)
+
+        async def run() -> None:
+            try:
+                await asyncio.to_thread(work)
+            except K2Error as err:
+                self.post_message(self.Said(err.message, "error"))
+            if generation == self._generation:
+                self._busy = ""
+                self.poll()
+
+        self.run_worker(run(), exclusive=True, group=f"filter-{id(self)}", exit_on_error=False)
+
+    def _extend_hits(self) -> None:
+        """New lines since the filter was set: matched here, a few at a time."""
+        assert self.port is not None and self._hits is not None
+        count = self.port.line_count()
+        if count <= self._hits_upto:
+            return
+        pattern = re.compile(smart_case(self.filter))
+        take = min(count - self._hits_upto, 2000)
+        texts = self.port.lines(self._hits_upto, take)
+        self._hits += [n for n, text in enumerate(texts, self._hits_upto) if pattern.search(text)]
+        self._hits_upto += len(texts)
+
+    def copy_text(self) -> str:
+        """The marked line, else what is visible."""
+        if self.port is None:
+            return ""
+        if self.marked is not None:
+            found = self.port.lines(self.marked, 1)
+            return clean(found[0]) if found else ""
+        return "\n".join(text for _, text in self._texts(self._first, self.inner[1]))
+
+
+def _drop(line: Line, cells: int) -> Line:
+    """The line without its first `cells` cells."""
+    out: list[Seg] = []
+    for seg in line:
+        have = width(seg.text)
+        if cells >= have:
+            cells -= have
+            continue
+        text = seg.text
+        while cells > 0 and text:
+            cells -= width(text[0])
+            text = text[1:]
+        out.append(Seg(text, seg.role))
+    return tuple(out)
