@@ -1,0 +1,235 @@
+"""Is one setting faster than another: rows matched by load, ratios with intervals, verdicts, words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from k2tui.core.bench import BenchRow
+from k2tui.core.bench_table import cells, clean, fit, grid, ms, num
+from k2tui.core.stats import Estimate, Verdict, mean, mean_interval, ratio_of_means, ratio_of_pairs, verdict
+
+# metric -> (is more better, field of BenchRow, field of its interval inside one run)
+METRICS: Mapping[str, tuple[bool, str, str]] = {
+    "output_throughput": (True, "output_throughput", "output_throughput_ci"),
+    "tok_s_user": (True, "tok_s_user", "tok_s_user_ci"),
+    "ttft_p50": (False, "ttft_p50_ms", "ttft_p50_ci"),
+    "ttft_p99": (False, "ttft_p99_ms", "ttft_p99_ci"),
+    "tpot_p50": (False, "tpot_p50_ms", "tpot_p50_ci"),
+    "tpot_p99": (False, "tpot_p99_ms", "tpot_p99_ci"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One figure of two settings. base, new: means over repeats. basis: "5 pairs", "3 against 5 runs", "1 run each"."""
+
+    metric: str
+    base: float
+    new: float
+    ratio: Estimate
+    verdict: Verdict
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One point of load, two settings. why: why they cannot be compared, or what to be careful about."""
+
+    load: str
+    base: tuple[BenchRow, ...]
+    new: tuple[BenchRow, ...]
+    deltas: tuple[Delta, ...] = ()
+    verdict: Verdict = Verdict.NOT_COMPARABLE
+    why: str = ""
+
+
+def load_key(row: BenchRow) -> tuple[str, float | None, int | None]:
+    return (row.load_shape, row.request_rate, row.concurrency)
+
+
+def load_title(row: BenchRow) -> str:
+    if row.request_rate is not None:
+        return f"{row.request_rate:g}/s"
+    return str(row.concurrency) if row.concurrency is not None else row.load_shape
+
+
+def compare(
+    base: Sequence[BenchRow],
+    new: Sequence[BenchRow],
+    *,
+    noise: Mapping[str, float] | None = None,
+    least: float = 0.01,
+) -> list[Comparison]:
+    """Every point of load that either side has, ascending. noise: A/A floor of this host by metric (relative)."""
+    sides: list[dict[tuple[str, float | None, int | None], list[BenchRow]]] = [{}, {}]
+    for side, rows in zip(sides, (base, new), strict=True):
+        for row in rows:
+            side.setdefault(load_key(row), []).append(row)
+    keys = sorted(set(sides[0]) | set(sides[1]), key=lambda k: (k[0], k[1] or 0.0, k[2] or 0))
+    out: list[Comparison] = []
+    for key in keys:
+        left = tuple(sorted(sides[0].get(key, ()), key=lambda r: (r.repeat, r.started_s)))
+        right = tuple(sorted(sides[1].get(key, ()), key=lambda r: (r.repeat, r.started_s)))
+        title = load_title((left or right)[0])
+        out.append(_compare_point(title, left, right, noise or {}, least))
+    return out
+
+
+def _compare_point(
+    title: str,
+    base: tuple[BenchRow, ...],
+    new: tuple[BenchRow, ...],
+    noise: Mapping[str, float],
+    least: float,
+) -> Comparison:
+    if not base or not new:
+        return Comparison(title, base, new, why="measured on one side only")
+    why = difference(base[0], new[0])
+    if why:
+        return Comparison(title, base, new, why=why)
+    bad = [f for r in (*base, *new) for f in r.flags]
+    deltas: list[Delta] = []
+    for metric, (more, name, interval) in METRICS.items():
+        a = [v for r in base if (v := getattr(r, name))]
+        b = [v for r in new if (v := getattr(r, name))]
+        if not a or not b:
+            continue
+        deltas.append(_delta(metric, base, new, a, b, interval, more, noise.get(metric, 0.0), least))
+    main = next(
+        (d for d in deltas if d.metric == ("tok_s_user" if title == "1" else "output_throughput")), None
+    )
+    if main is None:
+        return Comparison(title, base, new, tuple(deltas), why="a side has no figures")
+    return Comparison(title, base, new, tuple(deltas), main.verdict, f"not valid: {bad[0]}" if bad else "")
+
+
+def difference(a: BenchRow, b: BenchRow) -> str:
+    """Why two runs must not be compared; "" when they may."""
+    if a.workload_fp and b.workload_fp:
+        if a.workload_fp != b.workload_fp:
+            if a.workload != b.workload:
+                return f"workloads differ: {a.workload} / {b.workload}"
+            if a.api != b.api:
+                return f"routes differ: {a.api} / {b.api}"
+            return "workloads differ (sampling, lengths or file)"
+    elif a.workload != b.workload:
+        return f"workloads differ: {a.workload or 'not told'} / {b.workload or 'not told'}"
+    if load_key(a) != load_key(b):
+        return f"loads differ: {load_title(a)} / {load_title(b)}"
+    return ""
+
+
+def _delta(
+    metric: str,
+    base: Sequence[BenchRow],
+    new: Sequence[BenchRow],
+    a: Sequence[float],
+    b: Sequence[float],
+    interval: str,
+    more: bool,
+    noise: float,
+    least: float,
+) -> Delta:
+    if len(a) == len(b) >= 2:
+        ratio = ratio_of_pairs(a, b)
+        basis = f"{len(a)} pairs"
+    elif len(a) >= 2 and len(b) >= 2:
+        ratio = ratio_of_means(mean_interval(a), mean_interval(b))
+        basis = f"{len(a)} against {len(b)} runs"
+    else:
+        ratio = ratio_of_means(_inside(base[0], a[0], interval), _inside(new[0], b[0], interval))
+        if len(a) > 1 or len(b) > 1:
+            ratio = Estimate(mean(b) / mean(a), None, None, 1)
+        basis = "1 run each"
+    return Delta(
+        metric,
+        mean(a),
+        mean(b),
+        ratio,
+        verdict(ratio, higher_is_better=more, noise=noise, least=least),
+        basis,
+    )
+
+
+def _inside(row: BenchRow, value: float, interval: str) -> Estimate:
+    found: tuple[float, float] | None = getattr(row, interval)
+    return Estimate(value, found[0], found[1]) if found else Estimate(value)
+
+
+def comparison_dict(c: Comparison) -> dict[str, Any]:
+    """A comparison as plain values, for --json."""
+    return {
+        "load": c.load,
+        "verdict": str(c.verdict),
+        "why": c.why,
+        "base": [r.run_id for r in c.base],
+        "new": [r.run_id for r in c.new],
+        "deltas": [{**asdict(d), "verdict": str(d.verdict)} for d in c.deltas],
+    }
+
+
+_ARROW = {
+    Verdict.FASTER: "▲",
+    Verdict.SLOWER: "▼",
+    Verdict.SAME: "≈",
+    Verdict.UNCLEAR: "?",
+    Verdict.NOT_COMPARABLE: "≠",
+}
+
+
+def delta_text(d: Delta) -> str:
+    """ "▲ +29.7 % ±1.1", "≈" when it is noise, "? +2.0 %" when the runs are too few to say."""
+    percent = 100 * (d.ratio.value - 1)
+    if d.verdict is Verdict.SAME:
+        return "≈"
+    text = f"{_ARROW[d.verdict]} {percent:+.1f} %"
+    half = d.ratio.half_width
+    return text + (f" ±{100 * half:.1f}" if half is not None else "")
+
+
+def name_of(rows: Sequence[BenchRow]) -> str:
+    return clean(rows[0].label or rows[0].run_id[-6:]) if rows else "–"
+
+
+def compare_table(found: Sequence[Comparison], width: int = 120) -> str:
+    """The compare view as text."""
+    if not found:
+        return "nothing to compare"
+    base = next((c.base for c in found if c.base), ())
+    new = next((c.new for c in found if c.new), ())
+    title = f" ● {name_of(base)}  against  {name_of(new)}"
+    headers = ["C", "out tok/s", "Δ", "tok/s/user", "Δ", "TTFT p50", "Δ", "TPOT p50", "Δ", "verdict"]
+    body: list[list[str]] = []
+    for c in found:
+        by = {d.metric: d for d in c.deltas}
+        line = [c.load]
+        for metric, show in (
+            ("output_throughput", num),
+            ("tok_s_user", num),
+            ("ttft_p50", ms),
+            ("tpot_p50", ms),
+        ):
+            d = by.get(metric)
+            line += [f"{show(d.base)} → {show(d.new)}", delta_text(d)] if d else ["–", ""]
+        line.append(str(c.verdict))
+        body.append(line)
+    keep = list(range(len(headers)))
+    right = [True, True, False, True, False, True, False, True, False, False]
+    for drop in ((5, 6), (3, 4), (7, 8)):
+        lines = grid(
+            [headers[i] for i in keep], [[row[i] for i in keep] for row in body], [right[i] for i in keep]
+        )
+        if max(map(cells, lines)) <= width:
+            break
+        keep = [i for i in keep if i not in drop]
+    lines = grid(
+        [headers[i] for i in keep], [[row[i] for i in keep] for row in body], [right[i] for i in keep]
+    )
+    notes = [f" C={c.load}: {clean(c.why)}" for c in found if c.why]
+    basis = next((d.basis for c in found for d in c.deltas), "")
+    if basis:
+        notes.append(f" {basis}; ≈ same within the noise, ? not enough runs to say, ± 95 % interval")
+    out = [title, *lines, *notes]
+    return "\n".join(fit(line, width) for line in out)

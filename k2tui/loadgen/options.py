@@ -1,0 +1,217 @@
+"""The load generator's command line, shared by `python -m k2tui.loadgen` and `k2tui bench run`. Parses, does nothing."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from k2tui.errors import UsageError
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """ "1,4,8" -> (1, 4, 8). Raises argparse.ArgumentTypeError."""
+    try:
+        found = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers (example: 1,4,8)") from None
+    if not found or min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: every number must be at least 1")
+    return found
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """ "2,4.5,inf" -> requests per second. Raises argparse.ArgumentTypeError."""
+    try:
+        found = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of rates (example: 2,4,8)") from None
+    if not found or min(found) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: every rate must be above 0")
+    return found
+
+
+def whole(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
+    return value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every option of one benchmark."""
+    where = parser.add_argument_group("server")
+    where.add_argument("--url", default="http://127.0.0.1:30000", help="server (default %(default)s)")
+    where.add_argument(
+        "--api",
+        choices=("generate", "completions", "chat"),
+        default="generate",
+        help="route (default: SGLang's /generate)",
+    )
+    where.add_argument(
+        "--model", default="", help="model name of the request (default: what /v1/models says)"
+    )
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--concurrency",
+        type=numbers,
+        default=(1, 4, 8),
+        metavar="N,N",
+        help="closed loop: requests in flight, one run each (default 1,4,8)",
+    )
+    load.add_argument(
+        "--request-rate",
+        type=rates,
+        default=None,
+        metavar="R,R",
+        help="open loop: requests per second, one run each",
+    )
+    load.add_argument(
+        "--arrival",
+        choices=("poisson", "constant", "gamma"),
+        default="poisson",
+        help="open loop: how requests arrive (default %(default)s)",
+    )
+    load.add_argument(
+        "--burstiness", type=float, default=1.0, help="gamma shape: below 1 is burstier than Poisson"
+    )
+    load.add_argument(
+        "--max-concurrency",
+        type=whole,
+        default=None,
+        help="open loop: most requests in flight; the wait shows in ttft_sched",
+    )
+    load.add_argument(
+        "--num-prompts",
+        type=whole,
+        default=32,
+        help="requests of each run (default %(default)s; at least twice the concurrency is wise)",
+    )
+    load.add_argument("--max-seconds", type=float, default=None, help="send no new request after so long")
+    load.add_argument(
+        "--warmup",
+        type=int,
+        default=None,
+        metavar="N",
+        help="requests before the clock (default: min(concurrency, 4))",
+    )
+    load.add_argument(
+        "--flush-cache", action="store_true", help="empty the server's prefix cache before each run (SGLang)"
+    )
+    load.add_argument("--repeats", type=whole, default=1, help="runs of each point, each with new prompts")
+    load.add_argument(
+        "--stop-ci",
+        type=float,
+        default=None,
+        metavar="FRACTION",
+        help="stop repeating a point when the 95 %% interval of output throughput is this tight (0.01)",
+    )
+    what = parser.add_argument_group("workload")
+    what.add_argument(
+        "--dataset",
+        default="random",
+        help="random | shared-prefix | multi-turn | mooncake:FILE | sharegpt:FILE | tokenized:FILE | jsonl:FILE (default %(default)s)",
+    )
+    what.add_argument("--random-input-len", type=whole, default=64, metavar="TOKENS")
+    what.add_argument("--random-output-len", type=whole, default=32, metavar="TOKENS")
+    what.add_argument(
+        "--random-range-ratio",
+        type=float,
+        default=1.0,
+        help="lengths between ratio*len and len (default 1: all equal)",
+    )
+    what.add_argument(
+        "--output-len", type=whole, default=None, help="tokens asked for with files (default: the file's own)"
+    )
+    what.add_argument("--prefix-len", type=whole, default=256, help="shared-prefix: tokens of each prefix")
+    what.add_argument("--prefix-groups", type=whole, default=4, help="shared-prefix: how many prefixes")
+    what.add_argument(
+        "--zipf",
+        type=float,
+        default=0.0,
+        help="shared-prefix: popularity exponent of the prefixes (0 = even)",
+    )
+    what.add_argument("--turns", type=whole, default=3, help="multi-turn: user turns of each session")
+    what.add_argument("--think-s", type=float, default=0.0, help="multi-turn: pause before the next turn")
+    what.add_argument(
+        "--trace-speed", type=float, default=1.0, help="mooncake: 2 = twice as fast as recorded"
+    )
+    what.add_argument(
+        "--vocab-size",
+        type=whole,
+        default=None,
+        help="random ids stay below 90 %% of it (default: the model's config, else 1000)",
+    )
+    what.add_argument("--seed", type=int, default=1)
+    what.add_argument("--temperature", type=float, default=0.0)
+    what.add_argument("--extra-body", default="", metavar="JSON", help="merged into every request's body")
+    what.add_argument("--no-ignore-eos", action="store_true", help="let the model stop by itself")
+    what.add_argument(
+        "--goodput",
+        default="",
+        metavar="SLO",
+        help="a preset (deepseek-r1, llama3.1-8b-interactive, ...) or ttft:2000,tpot:80,e2e:10000 in ms",
+    )
+    out = parser.add_argument_group("result")
+    out.add_argument("--label", default="", help="name of the setting, shown in tables")
+    out.add_argument("--tag", default="")
+    out.add_argument(
+        "--db", default="", metavar="PATH", help="store (default: runs.db in k2tui's state folder)"
+    )
+    out.add_argument("--no-store", action="store_true", help="print only")
+    out.add_argument("--json", action="store_true", help="rows as JSON on stdout")
+    client = parser.add_argument_group("client")
+    client.add_argument(
+        "--engine",
+        choices=("auto", "epoll", "asyncio"),
+        default="auto",
+        help="auto: epoll with kernel stamps on Linux over http, else asyncio",
+    )
+    client.add_argument(
+        "--idle-timeout",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="a stream silent for so long is an error",
+    )
+    client.add_argument(
+        "--usage-each",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="running token count with every chunk on OpenAI routes (auto: up to 32 in flight)",
+    )
+    client.add_argument("--proxy", default="", metavar="URL", help="http:// proxy (uses the asyncio engine)")
+    client.add_argument("--insecure", action="store_true", help="do not check the TLS certificate")
+    client.add_argument("--ca-file", default="", help="TLS certificates to trust")
+
+
+def to_argv(values: dict[str, Any]) -> list[str]:
+    """The command line that parses back to these values; None, "" and False are left out."""
+    argv: list[str] = []
+    for key, value in values.items():
+        if value is None or value == "" or value is False:
+            continue
+        flag = "--" + key.replace("_", "-")
+        if value is True:
+            argv.append(flag)
+        elif isinstance(value, list | tuple):
+            argv += [flag, ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in value)]
+        else:
+            argv += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    return argv
+
+
+def check(args: argparse.Namespace) -> None:
+    """Combinations that argparse cannot see. Raises UsageError."""
+    if args.warmup is not None and args.warmup < 0:
+        raise UsageError("--warmup must not be negative")
+    if args.max_seconds is not None and args.max_seconds <= 0:
+        raise UsageError("--max-seconds must be above 0")
+    if args.idle_timeout <= 0:
+        raise UsageError("--idle-timeout must be above 0")
+    if args.burstiness <= 0:
+        raise UsageError("--burstiness must be above 0")
+    if not 0 < args.random_range_ratio <= 1:
+        raise UsageError("--random-range-ratio must be above 0 and at most 1")

@@ -1,0 +1,616 @@
+"""Bytes of one streamed HTTP/1.1 answer -> token events of one request. Knows no socket, no clock and no file.
+
+Law: any slicing of the same bytes gives the same events (tests/bench/test_stream.py). The quick path at the top of
+`Exchange.receive` only skips work: it fires when the bytes are exactly one HTTP chunk that holds exactly one token event.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any
+
+from k2tui.core.bench_record import RequestRecord
+
+MAX_HEADER = 65536
+MAX_BODY_KEPT = 65536  # of an answer that is not a stream (an error page): the rest is counted, not kept
+_COMPLETION = b'"completion_tokens":'
+_COMPLETION_LEN = len(_COMPLETION)
+
+
+class ProtocolError(Exception):
+    """The server's bytes are not HTTP/1.1 with a chunked, sized or closing body."""
+
+
+class Answer:
+    """Incremental HTTP/1.1 answer: head, transfer coding, then server-sent events or a plain body."""
+
+    __slots__ = (
+        "_body",
+        "_carry",
+        "_data",
+        "_left",
+        "_line",
+        "_mode",
+        "body",
+        "done",
+        "is_sse",
+        "keep_alive",
+        "status",
+    )
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._carry = b""  # bytes not understood yet
+        self._mode = 0  # 0 head, 1 chunk size, 2 chunk data, 3 chunk end, 4 trailer, 5 sized, 6 until close
+        self._left = 0
+        self._line = b""  # unfinished line of the event stream
+        self._data: list[bytes] = []  # data lines of the unfinished event
+        self._body = b""
+        self.status = 0
+        self.is_sse = False
+        self.keep_alive = True
+        self.done = False
+        self.body = b""
+
+    @property
+    def at_boundary(self) -> bool:
+        """Between two HTTP chunks and between two events: the quick path may look at the next bytes alone."""
+        return self._mode == 1 and not self._carry and not self._line and not self._data
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Payloads of the events completed by these bytes. Raises ProtocolError."""
+        out: list[bytes] = []
+        if self._carry:
+            data = self._carry + data
+            self._carry = b""
+        pos, n = 0, len(data)
+        while pos < n and not self.done:
+            mode = self._mode
+            if mode == 2:
+                take = min(self._left, n - pos)
+                self._content(data[pos : pos + take], out)
+                pos += take
+                self._left -= take
+                if not self._left:
+                    self._mode = 3
+            elif mode == 1:
+                end = data.find(b"\n", pos)
+                if end < 0:
+                    self._keep(data[pos:], 1024)
+                    return out
+                size = data[pos:end].split(b";", 1)[0].strip()
+                try:
+                    self._left = int(size, 16)
+                except ValueError:
+                    raise ProtocolError(f"chunk size {size[:20]!r}") from None
+                if self._left < 0:
+                    raise ProtocolError(f"chunk size {size[:20]!r}")
+                pos = end + 1
+                self._mode = 2 if self._left else 4
+            elif mode == 3:
+                if data[pos] == 13:  # CR LF after the chunk's data
+                    if pos + 1 >= n:
+                        self._carry = data[pos:]
+                        return out
+                    if data[pos + 1] != 10:
+                        raise ProtocolError("no line end after a chunk")
+                    pos += 2
+                elif data[pos] == 10:
+                    pos += 1
+                else:
+                    raise ProtocolError("no line end after a chunk")
+                self._mode = 1
+            elif mode == 4:
+                end = data.find(b"\n", pos)
+                if end < 0:
+                    self._keep(data[pos:], MAX_HEADER)
+                    return out
+                if not data[pos:end].strip():
+                    self._finish(out)
+                pos = end + 1
+            elif mode == 5:
+                take = min(self._left, n - pos)
+                self._content(data[pos : pos + take], out)
+                pos += take
+                self._left -= take
+                if not self._left:
+                    self._finish(out)
+            elif mode == 6:
+                self._content(data[pos:], out)
+                pos = n
+            else:
+                end = data.find(b"\r\n\r\n", pos)
+                if end < 0:
+                    self._keep(data[pos:], MAX_HEADER)
+                    return out
+                self._head(data[pos:end], out)
+                pos = end + 4
+        return out
+
+    def eof(self) -> list[bytes]:
+        """The server closed: payloads that this completes. `done` tells whether the answer is whole."""
+        out: list[bytes] = []
+        if self._mode == 6 and not self.done:
+            self._finish(out)
+        return out
+
+    def _keep(self, rest: bytes, limit: int) -> None:
+        if len(rest) > limit:
+            raise ProtocolError("a header line without an end")
+        self._carry = rest
+
+    def _head(self, head: bytes, out: list[bytes]) -> None:
+        lines = head.split(b"\r\n")
+        parts = lines[0].split(b" ", 2)
+        if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():
+            raise ProtocolError(f"not an HTTP answer: {lines[0][:60]!r}")
+        self.status = int(parts[1])
+        if 100 <= self.status < 200:
+            return  # an interim answer: the real head follows
+        self.keep_alive = not parts[0].endswith(b"1.0")
+        length: int | None = None
+        chunked = False
+        self.is_sse = False
+        for line in lines[1:]:
+            name, _, value = line.partition(b":")
+            name = name.strip().lower()
+            value = value.strip()
+            if name == b"content-length" and value.isdigit():
+                length = int(value)
+            elif name == b"transfer-encoding":
+                chunked = b"chunked" in value.lower()
+            elif name == b"content-type":
+                self.is_sse = value.lower().startswith(b"text/event-stream")
+            elif name == b"connection":
+                if b"close" in value.lower():
+                    self.keep_alive = False
+                elif b"keep-alive" in value.lower():
+                    self.keep_alive = True
+        if chunked:
+            self._mode = 1
+        elif length is not None:
+            self._mode, self._left = 5, length
+            if not length:
+                self._finish(out)
+        elif self.status in (204, 304):
+            self._finish(out)
+        else:
+            self._mode = 6
+            self.keep_alive = False
+
+    def _finish(self, out: list[bytes]) -> None:
+        if self.is_sse:
+            if self._line:
+                self._sse_line(self._line.rstrip(b"\r"), out)
+            self._line = b""
+            if self._data:
+                out.append(b"\n".join(self._data))
+                self._data = []
+        self.done = True
+        self._mode = 1
+
+    def _content(self, data: bytes, out: list[bytes]) -> None:
+        if not self.is_sse:
+            if len(self.body) < MAX_BODY_KEPT:
+                self.body += data[: MAX_BODY_KEPT - len(self.body)]
+            return
+        if self._line:
+            data = self._line + data
+            self._line = b""
+        lines = data.split(b"\n")
+        self._line = lines.pop()
+        for line in lines:
+            self._sse_line(line[:-1] if line.endswith(b"\r") else line, out)
+
+    def _sse_line(self, line: bytes, out: list[bytes]) -> None:
+        if not line:
+            if self._data:
+                out.append(b"\n".join(self._data) if len(self._data) > 1 else self._data[0])
+                self._data = []
+        elif line.startswith(b"data:"):
+            self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+        # comments (":...") and event/id/retry fields carry no token
+
+
+class Exchange:
+    """One request in flight: its answer, stamps and what the server counted. Times are ns of one monotonic clock."""
+
+    __slots__ = (
+        "_body_bytes", "_fast_null", "_fast_tokens", "_lens", "_overhead", "answer", "api", "asked", "cached",
+        "coalesced", "correct", "cumulative", "done", "done_mark", "error", "error_text", "finish", "histogram",
+        "ignore_eos", "index", "keep_text", "out_tokens", "output_ids", "prompt_tokens", "proposed", "session",
+        "stamps", "t_done", "t_first", "t_sched", "t_send", "text", "turn", "verify",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        index: int,
+        api: str,
+        asked: int,
+        *,
+        ignore_eos: bool = True,
+        keep_text: bool = False,
+        session: int = -1,
+        turn: int = 0,
+    ) -> None:
+        self.index = index
+        self.api = api
+        self.asked = asked
+        self.ignore_eos = ignore_eos
+        self.keep_text = keep_text
+        self.session = session
+        self.turn = turn
+        self.answer = Answer()
+        self.t_sched = self.t_send = self.t_first = self.t_done = 0
+        self.stamps: array[int] = array("q")
+        self.cumulative: array[int] = array(
+            "i"
+        )  # completion tokens so far, one entry an event; -1 = not told
+        self._lens: array[int] = array("i")  # payload bytes, one entry an event
+        self._overhead = -1  # payload bytes around the text
+        self._fast_null = b""  # learned spelling of "finish_reason": null; b"" = not learned
+        self._fast_tokens = False  # events carry completion_tokens
+        self.out_tokens: int | None = None
+        self.prompt_tokens: int | None = None
+        self.cached: int | None = None
+        self.verify = self.correct = self.proposed = 0
+        self.histogram: tuple[int, ...] = ()
+        self.finish = ""
+        self.done_mark = False  # [DONE] was seen
+        self.done = False
+        self.error = ""
+        self.error_text = ""
+        self.coalesced = 0
+        self.text = ""
+        self.output_ids: list[int] = []
+
+    def receive(self, data: bytes, stamp: int) -> bool:
+        """Take the bytes of one read, whose last byte arrived at `stamp`. True when the answer is whole."""
+        null = self._fast_null
+        if null:
+            # exactly one HTTP chunk with exactly one token event?
+            n = len(data)
+            i = data.find(b"\r\n", 1, 12)
+            if (
+                i > 0
+                and data.startswith(b"data: ", i + 2)
+                and data.endswith(b"\n\n\r\n")
+                and data.find(b"\n", i + 2) == n - 4
+                and null in data
+                and b'"error"' not in data
+            ):
+                try:
+                    whole = int(data[:i], 16) == n - i - 4
+                    total = -1
+                    if self._fast_tokens:
+                        j = data.rfind(_COMPLETION) + _COMPLETION_LEN
+                        if j < _COMPLETION_LEN:
+                            whole = False
+                        else:
+                            total = int(data[j : data.find(b",", j)])
+                except ValueError:
+                    whole, total = False, -1
+                if whole and (total < 0 or total > self.cumulative[-1]):
+                    self.stamps.append(stamp)
+                    if total >= 0:
+                        self.cumulative.append(total)
+                    else:
+                        self._lens.append(n - i - 12)
+                    return False
+        return self._receive_slow(data, stamp)
+
+    def _receive_slow(self, data: bytes, stamp: int) -> bool:
+        answer = self.answer
+        self._fast_null_off()
+        try:
+            payloads = answer.feed(data)
+        except ProtocolError as err:
+            self.fail("protocol", str(err))
+            return True
+        fresh = 0
+        last: bytes = b""
+        for payload in payloads:
+            if self._event(payload):
+                fresh += 1
+                last = payload
+        if fresh:
+            self._stamp(fresh, stamp)
+            if self.t_first == 0:
+                self.t_first = self.stamps[0]
+        if answer.done:
+            self._complete()
+            return True
+        if last and answer.at_boundary and not self.keep_text:
+            self._learn(last)
+        return False
+
+    def _fast_null_off(self) -> None:
+        self._fast_null = b""
+
+    def _learn(self, payload: bytes) -> None:
+        """Let the quick path take over while the stream looks like this token event."""
+        for spelling in (b'"finish_reason":null', b'"finish_reason": null'):
+            if spelling in payload:
+                if self.cumulative[-1] >= 0:
+                    if payload.rfind(_COMPLETION) < 0:
+                        return
+                    self._fast_tokens = True
+                else:
+                    self._fast_tokens = False
+                self._fast_null = spelling
+                return
+
+    def _stamp(self, fresh: int, stamp: int) -> None:
+        """Stamps of `fresh` token events that came with one read: the last is exact, earlier ones lie evenly between."""
+        if fresh == 1:
+            self.stamps.append(stamp)
+            return
+        self.coalesced += fresh - 1
+        before = self.stamps[-1] if self.stamps else stamp
+        for k in range(1, fresh + 1):
+            self.stamps.append(before + (stamp - before) * k // fresh)
+
+    def _event(self, payload: bytes) -> bool:
+        """Understand one event; True if it holds tokens."""
+        if payload == b"[DONE]":
+            self.done_mark = True
+            return False
+        try:
+            event: Any = json.loads(payload)
+        except ValueError:
+            self._set_error("protocol", f"an event that is not JSON: {payload[:80]!r}")
+            return False
+        if not isinstance(event, dict):
+            return False
+        problem: Any = event.get("error")
+        if problem:
+            self._set_error("in_band", _words(problem))
+            return False
+        if event.get("object") == "error":
+            self._set_error("in_band", _words(event.get("message")))
+            return False
+        return self._generate(event, payload) if self.api == "generate" else self._openai(event, payload)
+
+    def _generate(self, event: dict[str, Any], payload: bytes) -> bool:
+        meta: dict[str, Any] = event.get("meta_info") or {}
+        text: str = event.get("text") or ""
+        ids: list[int] = event.get("output_ids") or []
+        if self.keep_text:
+            if ids:
+                self.output_ids = ids if len(ids) >= len(self.output_ids) else self.output_ids + ids
+            if text:
+                self.text = text if text.startswith(self.text) else self.text + text
+        total = meta.get("completion_tokens")
+        before = self.cumulative[-1] if self.cumulative else 0
+        reason = meta.get("finish_reason")
+        if reason:
+            kind: Any = reason.get("type") if isinstance(reason, dict) else reason
+            self.finish = str(kind)
+            if kind == "abort":
+                self._set_error("in_band", _words(reason))
+        self._meta(meta)
+        if total is None:
+            if not text and not ids:
+                return False
+            self.cumulative.append(-1)
+            self._lens.append(len(payload))
+            return True
+        if total <= max(before, 0):
+            return False
+        self.cumulative.append(int(total))
+        self.out_tokens = int(total)
+        return True
+
+    def _openai(self, event: dict[str, Any], payload: bytes) -> bool:
+        usage: dict[str, Any] | None = event.get("usage")
+        total: int | None = None
+        if usage:
+            total = usage.get("completion_tokens")
+            if total is not None:
+                self.out_tokens = int(total)
+            if usage.get("prompt_tokens") is not None:
+                self.prompt_tokens = int(usage["prompt_tokens"])
+            details: Any = usage.get("prompt_tokens_details")
+            if isinstance(details, dict) and details.get("cached_tokens") is not None:
+                self.cached = int(details["cached_tokens"])
+        if event.get("sglext"):
+            self._extension(event["sglext"])
+        choices: list[Any] = event.get("choices") or []
+        if not choices:
+            return False
+        choice: dict[str, Any] = choices[0]
+        if choice.get("sglext"):
+            self._extension(choice["sglext"])
+        if choice.get("finish_reason"):
+            self.finish = str(choice["finish_reason"])
+            if self.finish in ("abort", "error"):
+                self._set_error("in_band", f"finish_reason {self.finish}")
+        delta: dict[str, Any] | None = choice.get("delta")
+        if delta is not None:
+            text = delta.get("content") or ""
+            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+            calls = delta.get("tool_calls")
+            held = bool(text or thought or calls)
+            size = len(json.dumps(text or thought)) - 2 if not calls else len(json.dumps(calls))
+            if self.keep_text:
+                self.text += text
+        else:
+            text = choice.get("text") or ""
+            held = bool(text)
+            size = len(json.dumps(text)) - 2
+            if self.keep_text:
+                self.text += text
+        # an event without text may still hold a token (half a character, a special token): the server's running count
+        # says so; before the first text it is the role chunk
+        if not held and (total is None or not self.cumulative or not 0 <= self.cumulative[-1] < total):
+            return False
+        if total is not None and not usage_is_final(event):
+            self.cumulative.append(int(total))
+            return True
+        if self._overhead < 0:
+            self._overhead = len(payload) - size
+        self.cumulative.append(-1)
+        self._lens.append(len(payload))
+        return True
+
+    def _extension(self, ext: Any) -> None:
+        for item in ext.values() if isinstance(ext, dict) else ():
+            if isinstance(item, dict) and "spec_verify_ct" in item:
+                self._meta(item)
+
+    def _meta(self, meta: dict[str, Any]) -> None:
+        if meta.get("prompt_tokens") is not None:
+            self.prompt_tokens = int(meta["prompt_tokens"])
+        if meta.get("cached_tokens") is not None:
+            self.cached = int(meta["cached_tokens"])
+        if meta.get("spec_verify_ct"):
+            self.verify = int(meta["spec_verify_ct"])
+            # names of 0.5.23, then of 0.5.9 and before
+            self.correct = int(meta.get("spec_num_correct_drafts") or meta.get("spec_accept_token_num") or 0)
+            self.proposed = int(meta.get("spec_num_proposed_drafts") or meta.get("spec_draft_token_num") or 0)
+            steps: Any = meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram") or ()
+            self.histogram = tuple(int(s) for s in steps)
+
+    def _set_error(self, kind: str, text: str) -> None:
+        if not self.error:
+            self.error, self.error_text = kind, text[:300]
+
+    def fail(self, kind: str, text: str) -> None:
+        """The exchange ends here without a whole answer."""
+        self._set_error(kind, text)
+        self.done = True
+
+    def closed(self, stamp: int) -> None:
+        """The server closed the connection at `stamp`."""
+        fresh = sum(1 for p in self.answer.eof() if self._event(p))
+        if fresh:
+            self._stamp(fresh, stamp)
+            if self.t_first == 0:
+                self.t_first = self.stamps[0]
+        if self.answer.done:
+            self._complete()
+        elif self.answer.status == 0:
+            self.fail("reset", "the server closed the connection before it answered")
+        else:
+            self.fail("truncated", f"the server closed the connection after {len(self.stamps)} events")
+
+    def _complete(self) -> None:
+        """The answer is whole: decide whether it is a success."""
+        self.done = True
+        answer = self.answer
+        if answer.status != 200:
+            self._set_error(f"http_{answer.status}", _body_words(answer.body))
+            return
+        if not answer.is_sse:
+            self._set_error("in_band", _body_words(answer.body) or "the answer is no event stream")
+            return
+        if self.error:
+            return
+        if not self.done_mark and not self.finish:
+            self._set_error("truncated", "the stream ended without [DONE] or a finish reason")
+        elif not self.stamps:
+            self._set_error("empty", "the answer held no token")
+
+    @property
+    def counted_by(self) -> str:
+        return (
+            "server"
+            if self.out_tokens is not None or (self.cumulative and self.cumulative[-1] >= 0)
+            else "client"
+        )
+
+    @property
+    def total_tokens(self) -> int:
+        if self.cumulative and self.cumulative[-1] >= 0:
+            return max(self.cumulative[-1], self.out_tokens or 0)
+        return self.out_tokens if self.out_tokens is not None else len(self.stamps)
+
+    def record(self, t0: int) -> RequestRecord:
+        """The measured request, times counted from t0."""
+        stamps = array("q", [t - t0 for t in self.stamps])
+        total = self.total_tokens
+        tokens, spread = self._tokens(total)
+        return RequestRecord(
+            index=self.index,
+            t_sched_ns=self.t_sched - t0,
+            t_send_ns=self.t_send - t0,
+            t_first_ns=stamps[0] if stamps else 0,
+            t_last_ns=stamps[-1] if stamps else 0,
+            t_done_ns=self.t_done - t0 if self.t_done else 0,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=total,
+            asked_tokens=self.asked,
+            stamps_ns=stamps,
+            tokens=tokens,
+            cached_tokens=self.cached,
+            spec_verify_ct=self.verify,
+            spec_num_correct_drafts=self.correct,
+            spec_num_proposed_drafts=self.proposed,
+            spec_histogram=self.histogram,
+            finish=self.finish,
+            http_status=self.answer.status,
+            error=self.error,
+            error_text=self.error_text,
+            count=self.counted_by,
+            is_short=self.ignore_eos
+            and not self.error
+            and self.counted_by == "server"
+            and total < self.asked,
+            spread=spread,
+            coalesced=self.coalesced,
+            session=self.session,
+            turn=self.turn,
+        )
+
+    def _tokens(self, total: int) -> tuple[array[int], str]:
+        """Tokens of each event, and how that is known."""
+        n = len(self.stamps)
+        if self.cumulative and self.cumulative[-1] >= 0 and len(self.cumulative) == n:
+            before = 0
+            told: array[int] = array("i")
+            for c in self.cumulative:
+                told.append(c - before)
+                before = c
+            return told, "exact"
+        if total == n or self.out_tokens is None or not n:
+            return array("i", [1]) * n, "exact" if self.out_tokens is not None else "chunk"
+        overhead = max(self._overhead, 0)
+        weights = [max(size - overhead, 0) for size in self._lens]
+        whole = sum(weights)
+        if len(weights) != n or not whole:
+            weights, whole = [1] * n, n
+        shared: array[int] = array("i")
+        given = seen = 0
+        for w in weights:
+            seen += w
+            upto = (total * seen + whole // 2) // whole
+            shared.append(upto - given)
+            given = upto
+        return shared, "text"
+
+
+def usage_is_final(event: dict[str, Any]) -> bool:
+    """The closing usage event has no choices; a running one has."""
+    return not event.get("choices")
+
+
+def _words(problem: Any) -> str:
+    if isinstance(problem, dict):
+        return str(problem.get("message") or problem)
+    return str(problem)
+
+
+def _body_words(body: bytes) -> str:
+    """The reason in an error page, one line."""
+    text = body.decode("utf-8", "replace")
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        return " ".join(text.split())[:300]
+    if isinstance(value, dict):
+        inner = value.get("error") or value.get("message") or value.get("detail") or value
+        return _words(inner)[:300]
+    return str(value)[:300]

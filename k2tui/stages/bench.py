@@ -1,0 +1,71 @@
+"""The benchmark stage: which command measures the running server. Starts nothing itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from k2tui.config import Config
+from k2tui.errors import UsageError
+from k2tui.stages import Stage, StagePlan
+
+# stage parameter -> option of the load generator
+_OPTIONS = (
+    "url", "api", "model", "concurrency", "request_rate", "arrival", "burstiness", "max_concurrency", "num_prompts",
+    "max_seconds", "warmup", "flush_cache", "repeats", "stop_ci", "dataset", "random_input_len", "random_output_len",
+    "random_range_ratio", "output_len", "prefix_len", "prefix_groups", "zipf", "turns", "think_s", "trace_speed",
+    "vocab_size", "seed", "temperature", "extra_body", "no_ignore_eos", "goodput", "label", "tag", "db", "engine",
+    "idle_timeout", "usage_each", "sweep", "knee", "baseline",
+)  # fmt: skip
+
+
+def plan(config: Config, params: Mapping[str, Any]) -> StagePlan:
+    """argv of one benchmark. params: any option of `k2tui bench run` with underscores; defaults from [bench]."""
+    unknown = sorted(set(params) - set(_OPTIONS) - {"profile", "gpus"})
+    if unknown:
+        raise UsageError(f"bench: unknown parameter {unknown[0]!r}", "known: " + ", ".join(_OPTIONS))
+    values: dict[str, Any] = {
+        "url": "",
+        "concurrency": list(config.bench.concurrency),
+        "num_prompts": config.bench.num_prompts,
+        "random_input_len": config.bench.random_input_len,
+        "random_output_len": config.bench.random_output_len,
+        "seed": config.bench.seed,
+    }
+    values |= {k: v for k, v in params.items() if k in _OPTIONS and v is not None}
+    if not values["url"]:
+        profile = config.get_profile(str(params.get("profile") or ""))
+        host = "127.0.0.1" if profile.host in ("0.0.0.0", "::", "") else profile.host
+        values["url"] = f"http://{host}:{profile.port}"
+    argv = [sys.executable, "-m", "k2tui.loadgen"]
+    for key, value in values.items():
+        argv += _flag(key, value)
+    load = values.get("request_rate") or values["concurrency"]
+    shown = ",".join(map(str, load)) if isinstance(load, list | tuple) else str(load)
+    label = str(values.get("label") or "")
+    title = f"bench {label} {'rate' if values.get('request_rate') else 'C'}={shown}".replace("  ", " ")
+    return StagePlan(title=title, argv=tuple(argv), env={}, params=values, grace_s=20.0)
+
+
+def _flag(key: str, value: Any) -> list[str]:
+    flag = "--" + key.replace("_", "-")
+    if value is None or value == "" or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, list | tuple):
+        return [flag, ",".join(map(str, value))] if value else []
+    # one word, so that a value with a leading dash stays a value
+    text = str(value)
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+
+
+STAGE = Stage(
+    name="bench",
+    title="Benchmark",
+    help="measure the running server: TTFT, ITL, throughput, acceptance",
+    order=20,
+    plan=plan,
+    key="b",
+)

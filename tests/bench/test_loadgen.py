@@ -1,0 +1,131 @@
+"""The load generator as a process against the C server: figures equal the truth, faults become error classes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k2tui.benchdb import BenchDb
+
+
+def bench(
+    db: Path, url: str, *extra: str, code: int = 0, env: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    argv = [
+        sys.executable,
+        "-m",
+        "k2tui.loadgen",
+        "--url",
+        url,
+        "--db",
+        str(db),
+        "--json",
+        "--warmup",
+        "0",
+        *extra,
+    ]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=100, env={**os.environ, **(env or {})}
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return json.loads(done.stdout) if done.stdout.strip() else []
+
+
+@pytest.mark.parametrize("api", ["generate", "completions", "chat"])
+@pytest.mark.parametrize("engine", ["epoll", "asyncio"])
+def test_figures_are_the_servers_truth(mock: Any, tmp_path: Path, api: str, engine: str) -> None:
+    rows = bench(
+        tmp_path / "r.db", mock.url, "--api", api, "--concurrency", "4", "--num-prompts", "12",
+        "--random-output-len", "16", "--engine", engine,
+    )  # fmt: skip
+    truth = mock.truth()
+    (row,) = rows
+    assert row["completed"] == truth["ok"] == 12
+    assert row["total_output_tokens"] == truth["tokens"] == 12 * 16
+    assert row["count"] == "server"
+    # whatever the machine's load, client and server saw the same gaps
+    assert row["itl_mean_ms"] == pytest.approx(truth["itl_ms"]["mean"], rel=0.05)
+    assert row["tpot_p50_ms"] == pytest.approx(truth["tpot_ms"]["p50"], rel=0.1)
+    assert row["stamps"] == ("kernel" if engine == "epoll" and sys.platform == "linux" else "user")
+
+
+def test_rows_are_stored_newest_first(mock: Any, tmp_path: Path) -> None:
+    db = tmp_path / "r.db"
+    bench(
+        db, mock.url, "--concurrency", "1,2", "--num-prompts", "4", "--random-output-len", "4", "--label", "x"
+    )
+    with BenchDb(db, readonly=True) as store:
+        rows = store.rows(10)
+        assert [r.concurrency for r in rows] == [2, 1]
+        assert {r.label for r in rows} == {"x"}
+        assert rows[0].sweep == rows[1].sweep != ""
+        records = store.records(rows[0].run_id)
+        assert len(records) == 4
+        assert all(len(r.stamps_ns) == 4 and r.output_tokens == 4 for r in records)
+        assert all(list(r.stamps_ns) == sorted(r.stamps_ns) for r in records)
+
+
+def test_no_server_is_exit_3_with_clear_words(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "k2tui.loadgen", "--url", "http://127.0.0.1:9", "--db", str(tmp_path / "r.db")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "no server answers at http://127.0.0.1:9" in done.stderr
+    assert done.stdout == ""
+
+
+def test_kill_in_the_middle_keeps_what_was_measured(mock: Any, tmp_path: Path) -> None:
+    mock.configure(ttft_us=2000, itl_us=2000)
+    db = tmp_path / "r.db"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "k2tui.loadgen", "--url", mock.url, "--db", str(db), "--concurrency", "2",
+         "--num-prompts", "5000", "--random-output-len", "8", "--label", "killed"],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        for _ in range(200):
+            time.sleep(0.05)
+            if db.exists():
+                with BenchDb(db, readonly=True) as store:
+                    rows = store.rows(5, include_running=True)
+                    if rows and rows[0].completed >= 20:
+                        break
+        with BenchDb(db, readonly=True) as store:
+            assert store.rows(5) == []  # still being measured
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with BenchDb(db, readonly=True) as store:
+        (seen,) = store.rows(5)  # a reader shows it although nobody recovered it yet
+        assert seen.is_partial and seen.completed >= 20
+    with BenchDb(db) as store:
+        assert store.recover() == 1
+        (row,) = store.rows(5)
+        assert row.is_partial and row.completed == seen.completed
+        assert row.output_throughput and row.output_throughput > 0
+        assert "interrupted" in row.flags[0]
+        assert not row.is_valid
+
+
+def test_progress_and_result_of_a_job(mock: Any, tmp_path: Path) -> None:
+    job = tmp_path / "job-7"
+    job.mkdir()
+    bench(
+        tmp_path / "r.db", mock.url, "--concurrency", "2", "--num-prompts", "4", "--random-output-len", "4",
+        env={"K2TUI_JOB_DIR": str(job)},
+    )  # fmt: skip
+    result = json.loads((job / "result.json").read_text())
+    assert result["rows"][0]["completed"] == 4
+    assert result["rows"][0]["job_id"] == "job-7"
+    progress = json.loads((job / "progress.json").read_text())
+    assert progress["done"] == progress["total"] == 1
