@@ -1,0 +1,128 @@
+"""`k2tui demo`: the whole pipeline at tiny scale on this machine, with the embedded engine. Works without a GPU and offline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+HELP = "try k2tui here and now: a real tiny server on this machine's CPU"
+DESCRIPTION = (
+    "Starts the embedded engine on the small trained model that k2tui ships, as a job, and opens the dashboard on it. "
+    "--headless does the same without a terminal: waits until the server is ready, benchmarks it, prints what happened, "
+    "stops what it started, and exits 0."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--headless", action="store_true", help="no dashboard: start, benchmark, print, stop")
+    parser.add_argument("--port", type=int, help="port of the tiny server (default: the profile's, or the next free one)")
+    parser.add_argument("--keep", action="store_true", help="with --headless: leave the server running")
+    parser.add_argument("--timeout", type=float, default=180.0, metavar="S", help="with --headless: give up after S seconds")
+    parser.add_argument("--config", help="config file to read last")
+    parser.add_argument("--json", action="store_true", help="with --headless: the figures as JSON")
+
+
+def _live_demo_server() -> Any:
+    """A tiny server of an earlier demo that still runs, or None."""
+    from k2tui.core.server_jobs import is_live, server_jobs
+    from k2tui.jobs import folder
+
+    for job in server_jobs(folder.list_jobs()):
+        if is_live(job) and job.spec.params.get("engine") == "local" and job.spec.params.get("profile") == "tiny":
+            return job
+    return None
+
+
+def start_server(config: Any, port: int | None) -> tuple[str, bool]:
+    """(job id of the tiny server, whether it was started now). Takes the next free port when none is asked for."""
+    from k2tui import doctor
+    from k2tui.errors import K2Error
+    from k2tui.orders import submit_stage
+
+    running = _live_demo_server()
+    if running is not None and (port is None or running.spec.params.get("port") == port):
+        return running.spec.id, False
+    profile = config.get_profile("tiny")
+    chosen = port or doctor.free_port(profile.host, profile.port)
+    try:
+        return submit_stage(config, "serve", {"profile": "tiny", "port": chosen}), True
+    except K2Error as err:
+        if "needs the package" in err.message:
+            raise K2Error(err.message, "install it: pip install 'k2tui[local]' (in a checkout: pip install -e '.[local]')") from None
+        raise
+
+
+def headless(args: argparse.Namespace) -> int:
+    from k2tui import benchdb, config
+    from k2tui.core.job import JobState
+    from k2tui.core.load import State
+    from k2tui.jobs import folder
+    from k2tui.orders import submit_stage
+    from k2tui.verbs.up import wait_ready
+
+    loaded = config.load(args.config)
+    began = time.monotonic()
+    job_id, started = start_server(loaded, args.port)
+    try:
+        if not args.json:
+            print("k2tui demo: the embedded engine on the tiny shipped model (for trying the pipeline; SGLang is what you outgrow it to)")
+        view = wait_ready(job_id, timeout_s=args.timeout, quiet=args.json)
+        load = view.load
+        if load.state is not State.READY:
+            print(f"k2tui: the server is not ready: {load.verdict}", file=sys.stderr)
+            print(f"  whole log: k2tui jobs logs {job_id}", file=sys.stderr)
+            return 1 if load.state is State.FAILED else 3
+        ready_s = time.monotonic() - began
+        shards = f"{load.target.done}/{load.target.total}" if load.target else "?"
+        if not args.json:
+            print(f"server ready after {ready_s:.1f} s, {shards} shards, {view.http.url if view.http else load.url} (job {job_id})")
+        url = view.http.url if view.http else load.url
+        bench_id = submit_stage(loaded, "bench", {"url": url, "concurrency": [1, 4], "num_prompts": 8, "random_input_len": 32, "random_output_len": 32, "label": "demo"})
+        bench = folder.wait(bench_id, timeout_s=args.timeout)
+        if bench.state is not JobState.SUCCEEDED:
+            print(f"k2tui: the benchmark did not succeed: {bench.reason or bench.state}", file=sys.stderr)
+            print(f"  whole log: k2tui jobs logs {bench_id}", file=sys.stderr)
+            return 1
+        rows = [r for r in benchdb.rows(20) if r.job_id == bench_id or r.label == "demo"][:2]
+        rows.reverse()
+        if args.json:
+            facts = {
+                "schema": 1, "ready_s": round(ready_s, 2), "shards": {"done": load.target.done, "total": load.target.total} if load.target else None,
+                "server_job": job_id, "bench_job": bench_id, "url": url,
+                "bench": [{"concurrency": r.concurrency, "output_throughput": r.output_throughput, "tok_s_user": r.tok_s_user, "ttft_p50_ms": r.ttft_p50_ms, "errors": r.errors} for r in rows],
+            }
+            print(json.dumps(facts))
+        else:
+            for r in rows:
+                print(
+                    f"benchmark at concurrency {r.concurrency}: {r.output_throughput or 0:,.1f} tok/s output, "
+                    f"{r.tok_s_user or 0:,.1f} tok/s a user, TTFT p50 {r.ttft_p50_ms or 0:,.1f} ms, {r.errors} errors"
+                )
+        return 0
+    finally:
+        if started and not args.keep:
+            folder.stop(job_id)
+            last = folder.wait(job_id, timeout_s=30)
+            if not args.json:
+                print(f"server stopped: {last.reason or last.state}")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.headless:
+        return headless(args)
+    from k2tui import config
+    from k2tui.verbs.dashboard import check_terminal, run_dashboard
+
+    check_terminal()  # before anything is started
+    job_id, _ = start_server(config.load(args.config), args.port)
+    code = run_dashboard(args.config, is_demo=True, profile="tiny")
+    from k2tui.core.server_jobs import is_live
+    from k2tui.jobs import folder
+
+    job = folder.get(job_id)
+    if is_live(job):
+        print(f"The demo's server still runs (job {job_id}). Look again: k2tui. Stop it: k2tui down")
+    return code
