@@ -61,12 +61,26 @@ def _run(args: argparse.Namespace) -> int:
 
     argv = sys.argv[sys.argv.index("run") + 1 :] if "run" in sys.argv else []
     argv = getattr(args, "_argv", None) or argv
-    process = subprocess.Popen([sys.executable, "-m", "k2tui.loadgen", *argv])
+    process = subprocess.Popen([sys.executable, "-m", "k2tui.loadgen", *_with_url(argv)])
     while True:
         try:
             return process.wait()
         except KeyboardInterrupt:
             continue  # the child got the same signal, stores what it has and ends
+
+
+def _with_url(argv: list[str]) -> list[str]:
+    """Without --url the newest running server of ours is measured; without one the load generator's own default holds."""
+    if any(a == "--url" or a.startswith("--url=") for a in argv):
+        return argv
+    from k2tui.core.server_jobs import is_live, server_jobs
+    from k2tui.jobs import folder
+
+    for job in server_jobs(folder.list_jobs()):
+        url = job.spec.params.get("url")
+        if is_live(job) and url:
+            return [*argv, "--url", str(url)]
+    return argv
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -77,7 +91,7 @@ def _list(args: argparse.Namespace) -> int:
     with _db(args) as db:
         rows = db.rows(args.limit, label=args.label)
     if args.json:
-        _print_json([asdict(r) for r in rows])
+        _print_json({"schema": 1, "runs": [asdict(r) for r in rows]})
     else:
         print(rows_table(rows, _width()))
     return 0
@@ -94,7 +108,7 @@ def _show(args: argparse.Namespace) -> int:
         metrics = db.metrics(run_id)
         facts = db.details(run_id)
     if args.json:
-        _print_json({"row": asdict(row), "metrics": [asdict(m) for m in metrics], **facts})
+        _print_json({"schema": 1, "row": asdict(row), "metrics": [asdict(m) for m in metrics], **facts})
     else:
         print(detail(row, metrics, facts, _width()))
     return 0
@@ -106,7 +120,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     found = load_comparison(args)
     if args.json:
-        _print_json([comparison_dict(c) for c in found])
+        _print_json({"schema": 1, "comparisons": [comparison_dict(c) for c in found]})
     else:
         print(compare_table(found, _width()))
     return 0
