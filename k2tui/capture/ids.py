@@ -97,6 +97,6 @@ def candidate_sets(ids: Sequence[int] | None, num_layers: int) -> list[tuple[int
     found: list[tuple[int, ...]] = []
     for shift in (1, 0, -1) if ids else (0, 1, -1):
         shifted = tuple(sorted(i + shift for i in base))
-        if len(set(shifted)) == len(base) and 0 <= shifted[0] and shifted[-1] < num_layers:
+        if len(set(shifted)) == len(base) and shifted[0] >= 0 and shifted[-1] < num_layers:
             found.append(shifted)
     return found

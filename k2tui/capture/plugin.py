@@ -161,7 +161,11 @@ def _before_logits(
     mode = logits_metadata.forward_mode
     if not mode.is_extend() or mode.is_target_verify() or not any(map(is_capture, rids)):
         return
-    _capturer.take(input_ids, hidden_states, aux_hidden_states, logits_metadata)
+    # a multimodal wrapper hands embeddings on and no ids
+    tokens = (
+        logits_metadata.input_ids if getattr(logits_metadata, "input_ids", None) is not None else input_ids
+    )
+    _capturer.take(tokens, hidden_states, aux_hidden_states, logits_metadata)
 
 
 def _after_http(result: Any, *args: Any, **kwargs: Any) -> None:

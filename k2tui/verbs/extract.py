@@ -1,0 +1,233 @@
+"""`k2tui extract`: the server's own hidden states of a data file, onto disk; proved against the server before and after."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HELP = "capture hidden states of a data file from the server that will verify the draft"
+DESCRIPTION = (
+    "Captures the hidden states of every row of --data into the folder --out, through a server that runs with the capture "
+    "plug-in. Without --url it starts one by --profile and stops it at the end. Goes on where an earlier run stopped."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", required=True, metavar="FILE", help="tokenized_data.jsonl (k2tui prepare)")
+    parser.add_argument(
+        "--out", required=True, metavar="FOLDER", help="folder of the states; its parent is the capture root"
+    )
+    parser.add_argument(
+        "--url", action="append", default=[], help="a running capture server; may be given several times"
+    )
+    parser.add_argument(
+        "--profile", default="", help="start a server by this profile (default: the default profile)"
+    )
+    parser.add_argument("--port", type=int, help="port of the server that is started")
+    parser.add_argument(
+        "--model", default="", metavar="FOLDER", help="target folder, when it is not where the server says"
+    )
+    parser.add_argument(
+        "--boundaries",
+        default="",
+        metavar="A,B,C",
+        help="physical layer boundaries (default: by draft or SGLang's)",
+    )
+    parser.add_argument("--dtype", choices=("bf16", "fp8_e4m3"), default="bf16", help="fp8 halves the size")
+    parser.add_argument(
+        "--last",
+        choices=("loss", "all", "none"),
+        default="loss",
+        help="rows of the last hidden state to keep",
+    )
+    parser.add_argument("--limit", type=int, help="only the first N rows")
+    parser.add_argument(
+        "--draft", default="", metavar="FOLDER", help="existing draft: its layer set is found and checked"
+    )
+    parser.add_argument(
+        "--probe",
+        type=int,
+        default=0,
+        metavar="N",
+        help="samples of the proof (default: 50 with a draft, else 8)",
+    )
+    parser.add_argument("--concurrency", type=int, default=32, help="requests at once, a server")
+    parser.add_argument("--keep-free-gb", type=float, default=4.0, help="pause below this room on the disk")
+    parser.add_argument("--no-proof", action="store_true", help="skip the proofs of alignment")
+    parser.add_argument(
+        "--force", action="store_true", help="go on although a proof failed or the disk is too small"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only say what would be done and how much disk it takes"
+    )
+    parser.add_argument("--json", action="store_true", help="result on stdout as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from k2tui.capture.extract import Plan, extract
+    from k2tui.errors import UsageError
+
+    data, out = Path(args.data), Path(args.out).absolute()
+    boundaries: tuple[int, ...] | None = None
+    if args.boundaries:
+        try:
+            boundaries = tuple(sorted(int(b) for b in args.boundaries.replace("/", ",").split(",")))
+        except ValueError:
+            raise UsageError(f"--boundaries {args.boundaries!r}", "give numbers: --boundaries 2,30,58")
+    plan = Plan(
+        data=data,
+        out=out,
+        urls=tuple(args.url),
+        model=Path(args.model) if args.model else None,
+        boundaries=boundaries,
+        dtype=args.dtype,
+        last_rows=args.last,
+        limit=args.limit,
+        draft=Path(args.draft) if args.draft else None,
+        probe=args.probe,
+        concurrency=args.concurrency,
+        min_free_b=int(args.keep_free_gb * 1e9),
+        prove=not args.no_proof,
+        force=args.force,
+        dry_run=args.dry_run,
+    )
+    say = _Teller(sys.stderr)
+    if plan.urls or args.dry_run:
+        result = extract(plan, say, _draft_argmax)
+    else:
+        with _OwnServer(args, out, boundaries, say) as url:
+            result = extract(plan._replace(urls=(url,)), say, _draft_argmax)
+    if args.json:
+        import json
+
+        print(json.dumps(result, indent=1))
+    return 0 if result.get("complete") or args.dry_run else 1
+
+
+class _Teller:
+    """Lines for people: one that is drawn over on a terminal, whole lines elsewhere."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._live = stream, stream.isatty()
+        self._width = 0
+        self._last = ""
+
+    def __call__(self, text: str, *, passing: bool = False) -> None:
+        if passing and not self._live:
+            import time
+
+            second = str(int(time.monotonic()) // 10)
+            if second == self._last:
+                return
+            self._last = second
+        if self._live:
+            pad = " " * max(0, self._width - len(text))
+            self._stream.write(f"\r{text}{pad}" + ("" if passing else "\n"))
+            self._width = len(text) if passing else 0
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+def _draft_argmax(folder: Path, model: Path) -> Any:
+    """The draft of `folder` as a function (tokens [T], aux [T, 3H]) -> its first guess at each position [T]."""
+    import torch
+
+    from k2tui.capture.model import EMBED_NAMES, load_tensor
+    from k2tui.eagle3.checkpoint import load_draft
+    from k2tui.eagle3.draft import DraftCache
+    from k2tui.errors import K2Error
+
+    draft = load_draft(folder).eval()
+    embedding = load_tensor(model, EMBED_NAMES)
+    if embedding is None:
+        raise K2Error(f"{model}: no {EMBED_NAMES[0]}", "give the folder of the target model with --model")
+    draft.set_embedding(embedding.to(next(draft.parameters()).dtype))
+
+    @torch.no_grad()
+    def guess(tokens: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
+        out = draft.extend(tokens, draft.fuse(aux), DraftCache(), 0)
+        return draft.target_ids()[draft.logits(out).argmax(-1)]
+
+    return guess
+
+
+class _OwnServer:
+    """A capture server of one's own, started by a profile and stopped at the end."""
+
+    def __init__(
+        self, args: argparse.Namespace, out: Path, boundaries: Sequence[int] | None, say: _Teller
+    ) -> None:
+        self.args, self.out, self.boundaries, self.say = args, out, boundaries, say
+        self.process: Any = None
+
+    def __enter__(self) -> str:
+        import subprocess
+        import time
+
+        from k2tui import config, engines, paths
+        from k2tui.capture.client import capture_status
+        from k2tui.capture.site import make_site
+        from k2tui.errors import NotReadyError
+        from k2tui.stages.serve import resolve_profile
+
+        params = {"profile": self.args.profile, "port": self.args.port, "draft": ""}
+        if self.args.model:
+            params["model"] = self.args.model
+        profile = resolve_profile(config.load(), params)
+        launch = engines.get(profile.engine).launch(profile)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        site = make_site(paths.ensure_dir(paths.state_dir()) / "sglang-plugin")
+        env = {**os.environ, **launch.env, "K2TUI_CAPTURE_DIR": str(self.out.parent)}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), env.get("PYTHONPATH", ""))))
+        if self.boundaries and not self.args.draft:
+            env["K2TUI_CAPTURE_BOUNDARIES"] = ",".join(map(str, self.boundaries))
+        log_path = self.out.parent / f"{self.out.name}.server.log"
+        url = f"http://{launch.host}:{launch.port}"
+        self.say(f"starting {profile.name} with capture on {url}, log {log_path}")
+        with log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                list(launch.argv),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=env,
+                start_new_session=True,
+            )
+        limit = profile.ready_timeout_s or 0.0
+        began = time.monotonic()
+        while True:
+            if self.process.poll() is not None:
+                raise NotReadyError(
+                    f"the server ended with code {self.process.returncode}",
+                    f"`k2tui watch {log_path}` says why",
+                )
+            try:
+                if capture_status(url, timeout_s=5)["writers"]:
+                    return url
+            except NotReadyError:
+                pass
+            if limit and time.monotonic() - began > limit:
+                self.__exit__()
+                raise NotReadyError(
+                    f"the server was not ready in {limit:.0f} s", f"`k2tui watch {log_path}` says why"
+                )
+            time.sleep(0.5)
+
+    def __exit__(self, *exc: object) -> None:
+        import contextlib
+        import signal
+
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(Exception):
+            self.process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(Exception):
+            self.process.wait(5)
