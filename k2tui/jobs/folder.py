@@ -15,10 +15,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from k2tui import paths
 from k2tui.core import journal
@@ -26,10 +26,10 @@ from k2tui.core.job import Job, JobSpec, JobState
 from k2tui.core.job_mask import MASK, mask_argv, mask_env, mask_text
 from k2tui.errors import K2Error, UsageError
 from k2tui.files import write_json
-from k2tui.jobs import conditions, procs
-from k2tui.jobs.keeper import PACKAGE_ROOT, keeper_argv
+from k2tui.jobs import conditions, procs, scope
+from k2tui.jobs.keeper import PACKAGE_ROOT, keeper_argv, start_adopter
 from k2tui.jobs.locks import is_held
-from k2tui.jobs.writer import Journal
+from k2tui.jobs.state import as_object, read_events, read_job, read_json, read_spec
 
 _EPOCH_MS = 1_735_689_600_000  # 2025-01-01
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -148,7 +148,7 @@ def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
     root = paths.ensure_dir(paths.jobs_dir())
     after = tuple(folder_of(i).name for i in spec.after)
     base_env = dict(os.environ if env is None else env)
-    for name in (procs.JOB_VAR, "K2TUI_JOB_DIR"):
+    for name in (procs.JOB_VAR, procs.KEEPER_VAR, "K2TUI_JOB_DIR"):
         base_env.pop(name, None)
     spec = replace(
         spec, after=after, submitted_s=spec.submitted_s or time.time(), cwd=spec.cwd or os.getcwd()
@@ -195,9 +195,15 @@ def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
 
 def _start_keeper(folder: Path, spec: JobSpec, env: Mapping[str, str], lock_fd: int) -> None:
     handed = json.dumps({"spec": journal.spec_to_json(spec), "env": dict(env)}).encode()
+    argv = [*keeper_argv(folder), "--lock-fd", str(lock_fd)]
+    if spec.scope:
+        argv = scope.wrap(argv, spec.id)
+    # the keeper is no part of the job that may have submitted it: an outer job's sweep has to spare it
+    own = {k: v for k, v in os.environ.items() if k not in (procs.JOB_VAR, "K2TUI_JOB_DIR")}
     keeper = subprocess.Popen(
-        [*keeper_argv(folder), "--lock-fd", str(lock_fd)],
+        argv,
         cwd=PACKAGE_ROOT,
+        env={**own, procs.KEEPER_VAR: spec.id},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -236,115 +242,9 @@ _cache: dict[str, _Cached] = {}
 _cache_lock = threading.Lock()
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _read_spec(folder: Path) -> JobSpec:
-    raw = _object(_read_json(folder / "spec.json"))
-    return journal.spec_of({**raw, "id": folder.name})
-
-
-def _events(folder: Path) -> tuple[list[dict[str, Any]], int]:
-    try:
-        return journal.parse((folder / "journal.jsonl").read_bytes())
-    except OSError:
-        return [], 0
-
-
-def _fold(folder: Path, spec: JobSpec) -> tuple[Job, list[dict[str, Any]]]:
-    events, bad = _events(folder)
-    return journal.fold(spec, events, bad), events
-
-
-def _with_files(folder: Path, job: Job) -> Job:
-    result = _read_json(folder / "result.json")
-    try:
-        log_bytes = (folder / "output.log").stat().st_size
-    except OSError:
-        log_bytes = 0
-    return replace(
-        job,
-        progress=journal.progress_of(_read_json(folder / "progress.json")),
-        result=_object(result) if isinstance(result, dict) else None,
-        log_bytes=log_bytes,
-    )
-
-
-def _read(folder: Path) -> Job:
-    """The job as journal, lock and processes tell it together."""
-    spec = _read_spec(folder)
-    job, events = _fold(folder, spec)
-    if not job.state.is_final and not is_held(folder / "lock"):
-        # it may have ended between the two looks: the journal is read once more after the lock was seen free
-        job, events = _fold(folder, spec)
-        if not job.state.is_final:
-            job = _without_keeper(folder, job, events)
-    return _with_files(folder, job)
-
-
-def _without_keeper(folder: Path, job: Job, events: Sequence[journal.Event]) -> Job:
-    started = journal.last_of(events, "started", "restarting")
-    began = started is not None and started.get("e") == "started"
-    keeper = journal.last_of(events, "keeper", "adopted")
-    here = procs.boot_id()
-    boot = str((keeper or {}).get("boot", ""))
-    space = str((keeper or {}).get("ns", ""))
-    if boot in ("", here):
-        if space and procs.pid_space() and space != procs.pid_space():
-            why = "its keeper is dead; whether the work goes on can only be seen inside its container"
-            return replace(job, state=JobState.ORPHANED, reason=why)
-        alive = began and procs.is_alive(
-            int((started or {}).get("pid") or 0), str((started or {}).get("birth", "")), boot
-        )
-        if alive or procs.by_job([job.spec.id])[job.spec.id]:
-            return replace(job, state=JobState.ORPHANED, reason="its keeper is dead, the work goes on")
-    if boot and boot != here:
-        why = "the machine was rebooted meanwhile"
-    elif not began:
-        why = "its keeper died before the work began"
-    else:
-        why = "keeper and work are gone without a word"
-    return _settle(folder, job, why)
-
-
-def _settle(folder: Path, job: Job, why: str) -> Job:
-    """Write down that a job is lost, if nobody holds its lock now; else (or on a read-only disk) only say so."""
-    lost = replace(job, state=JobState.LOST, reason=why, waiting_for="", waiting_since_s=None)
-    try:
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return lost
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return lost  # another reader looks at it or settles it in this moment
-        again, _ = _fold(folder, job.spec)
-        if again.state.is_final:
-            return again
-        try:
-            writer = Journal(folder)
-        except OSError:
-            return lost
-        writer.drop_ballast()
-        done = writer.add("ended", state=str(JobState.LOST), reason=why)
-        writer.close()
-        return _fold(folder, job.spec)[0] if done else lost
-    finally:
-        os.close(fd)
-
-
 def get(job_id: str) -> Job:
     """One job, by id or unique part of it. Raises UsageError naming near ones."""
-    return _read(folder_of(job_id))
+    return read_job(folder_of(job_id))
 
 
 def list_jobs() -> list[Job]:
@@ -368,7 +268,7 @@ def list_jobs() -> list[Job]:
             cached = known.get(key)
             if cached is None:
                 if index is None:
-                    index = _object(_object(_read_json(root / _INDEX)).get("jobs"))
+                    index = as_object(as_object(read_json(root / _INDEX)).get("jobs"))
                 cached = _from_index(index.get(name), name)
             if cached is not None and (cached.size, cached.mtime_ns) == (facts.st_size, facts.st_mtime_ns):
                 fresh[key] = cached
@@ -376,7 +276,7 @@ def list_jobs() -> list[Job]:
                 continue
         if not (folder / "spec.json").exists():
             continue  # deleted while we look, or no job at all
-        job = _read(folder)
+        job = read_job(folder)
         found.append(job)
         if job.state.is_final and facts is not None:
             try:
@@ -464,7 +364,7 @@ def stop(job_id: str, *, wait_s: float = 0, by: str = "the user") -> Job:
     A job whose keeper is dead is adopted first, by a new keeper that stops it. A job that has ended stays as it is.
     """
     folder = folder_of(job_id)
-    job = _read(folder)
+    job = read_job(folder)
     if job.state.is_final:
         return job
     try:
@@ -473,8 +373,8 @@ def stop(job_id: str, *, wait_s: float = 0, by: str = "the user") -> Job:
         pass  # a full disk: the signal alone says it
     if job.state is JobState.ORPHANED:
         adopt(folder.name)
-        job = _read(folder)
-    events, _ = _events(folder)
+        job = read_job(folder)
+    events, _ = read_events(folder)
     keeper = journal.last_of(events, "keeper", "adopted")
     if keeper is not None and procs.is_alive(
         int(keeper.get("pid") or 0), str(keeper.get("birth", "")), str(keeper.get("boot", ""))
@@ -483,7 +383,7 @@ def stop(job_id: str, *, wait_s: float = 0, by: str = "the user") -> Job:
             os.kill(int(keeper["pid"]), signal.SIGUSR1 if (folder / "stop.json").exists() else signal.SIGTERM)
         except OSError:
             pass
-    return wait(folder.name, wait_s) if wait_s > 0 else _read(folder)
+    return wait(folder.name, wait_s) if wait_s > 0 else read_job(folder)
 
 
 def wait(job_id: str, timeout_s: float | None = None) -> Job:
@@ -492,7 +392,7 @@ def wait(job_id: str, timeout_s: float | None = None) -> Job:
     until = None if timeout_s is None else time.monotonic() + timeout_s
     pause = 0.02
     while True:
-        job = _read(folder)
+        job = read_job(folder)
         if job.state.is_final or (until is not None and time.monotonic() >= until):
             return job
         time.sleep(pause if until is None else max(0.0, min(pause, until - time.monotonic())))
@@ -502,13 +402,7 @@ def wait(job_id: str, timeout_s: float | None = None) -> Job:
 def adopt(job_id: str) -> bool:
     """Give an orphaned job a new keeper. True when one has it now; False when it has ended."""
     folder = folder_of(job_id)
-    subprocess.run(
-        [*keeper_argv(folder), "--adopt"],
-        cwd=PACKAGE_ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-    )
+    start_adopter(folder)
     return is_held(folder / "lock")
 
 
@@ -525,9 +419,9 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None) -> str:
     The work sees K2TUI_RETRY_OF (the old job's folder), for stages that can go on where it ended.
     """
     folder = folder_of(job_id)
-    spec = _read_spec(folder)
+    spec = read_spec(folder)
     given = os.environ if env is None else env
-    stored = {str(k): str(v) for k, v in _object(_read_json(folder / "env.json")).items()}
+    stored = {str(k): str(v) for k, v in as_object(read_json(folder / "env.json")).items()}
     base: dict[str, str] = {}
     for name, value in (stored or dict(given)).items():
         if MASK not in value:
@@ -569,7 +463,7 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None) -> str:
 def delete(job_id: str) -> None:
     """Remove the folder of a job that has ended. Raises K2Error while it lives."""
     folder = folder_of(job_id)
-    job = _read(folder)
+    job = read_job(folder)
     if not job.state.is_final:
         raise K2Error(f"job {folder.name} is {job.state}", f"stop it first: k2tui jobs stop {folder.name}")
     gone = folder.with_name(f".gone-{folder.name}-{os.getpid()}")

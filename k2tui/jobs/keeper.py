@@ -26,6 +26,7 @@ from k2tui.core.job_queue import Waiter
 from k2tui.core.job_words import exit_words
 from k2tui.jobs import conditions, procs
 from k2tui.jobs.locks import Room, is_held
+from k2tui.jobs.state import ENDED_ALONE, fold_job, read_job
 from k2tui.jobs.writer import Journal
 
 TICK_S = 1.0
@@ -42,6 +43,21 @@ def keeper_argv(folder: Path) -> list[str]:
     """How a keeper is started (in `PACKAGE_ROOT`, so that the package is found). Without `site` it is smaller and starts sooner."""
     bare = ["-S"] if sys.platform.startswith("linux") else []
     return [sys.executable, *bare, "-m", "k2tui.jobs.keeper", str(folder)]
+
+
+def start_adopter(folder: Path) -> None:
+    """Give a job whose keeper is dead a new one; nothing happens when it has one. Returns once that is decided."""
+    own = {k: v for k, v in os.environ.items() if k not in (procs.JOB_VAR, "K2TUI_JOB_DIR")}
+    subprocess.run(
+        [*keeper_argv(folder), "--adopt"],
+        cwd=PACKAGE_ROOT,
+        env={**own, procs.KEEPER_VAR: folder.name},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        check=False,
+    )
 
 
 def _nothing(*_: object) -> None:
@@ -134,45 +150,22 @@ class Keeper:
         while left:
             if self.is_stop_asked():
                 return JobState.STOPPED, self.stop_reason
-            state, reason, title = self._state_of(left[0])
-            if state is JobState.SUCCEEDED:
+            folder = self.jobs_root / left[0]
+            if not (folder / "spec.json").exists():
+                return JobState.SKIPPED, f"its predecessor {left[0]} does not exist (deleted?)"
+            job = read_job(folder)
+            if job.state is JobState.SUCCEEDED:
                 left.pop(0)
                 continue
-            if state is None or state.is_final:
-                how = (
-                    "does not exist (deleted?)"
-                    if state is None
-                    else f"is {state}" + (f": {reason}" if reason else "")
-                )
-                return JobState.SKIPPED, f"its predecessor {left[0]} {how}"
-            self.wait_for(f"job {left[0]}" + (f" ({title})" if title else "") + " to succeed")
+            if job.state.is_final:
+                why = f": {job.reason}" if job.reason else ""
+                return JobState.SKIPPED, f"its predecessor {left[0]} is {job.state}{why}"
+            if job.state is JobState.ORPHANED:
+                start_adopter(folder)  # somebody must write how it ends
+            self.wait_for(f"job {left[0]} ({job.spec.title}) to succeed")
             self.nap(pause)
             pause = min(TICK_S, pause * 1.5)
         return None
-
-    def _state_of(self, job_id: str) -> tuple[JobState | None, str, str]:
-        """Another job's state as its journal and lock tell it; None = no such job."""
-        folder = self.jobs_root / job_id
-        try:
-            spec = journal.spec_of(json.loads((folder / "spec.json").read_bytes()))
-        except (OSError, ValueError):
-            return None, "", ""
-        job = _read_job(folder, spec)
-        if not job.state.is_final and not is_held(folder / "lock"):
-            job = _read_job(folder, spec)  # it may have ended between the two looks
-            if not job.state.is_final:
-                started = _started(folder)
-                if started is None or not procs.is_alive(
-                    int(started.get("pid", 0)), str(started.get("birth", "")), str(started.get("boot", ""))
-                ):
-                    if not procs.by_job([job_id])[job_id]:
-                        return JobState.LOST, "keeper and work are gone", spec.title
-                else:
-                    # somebody must write how it ends: adopt it (nothing happens when another one is quicker)
-                    subprocess.Popen(
-                        [*keeper_argv(folder), "--adopt"], stdin=subprocess.DEVNULL, cwd=PACKAGE_ROOT
-                    ).wait()
-        return job.state, job.reason, spec.title
 
     def wait_for_conditions(self) -> tuple[JobState, str] | None:
         begun = procs.since_boot_s()
@@ -295,7 +288,9 @@ class Keeper:
 
     def others(self) -> set[int]:
         """Every living process of this job, wherever it went: descent, session, environment."""
-        found = procs.family({os.getpid()}, sessions={self.child} if self.child else ())
+        found = procs.family(
+            {os.getpid()}, sessions={self.child} if self.child else (), spare_keepers_but=self.spec.id
+        )
         return (found | set(procs.by_job([self.spec.id])[self.spec.id])) - {os.getpid()}
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -543,27 +538,8 @@ class AdoptedKeeper(Keeper):
         if forced:
             return self.finish(JobState.STOPPED, forced)
         if (self.folder / "result.json").exists():
-            return self.finish(
-                JobState.SUCCEEDED, "ended after its keeper died; exit code not known, its result is there"
-            )
+            return self.finish(JobState.SUCCEEDED, ENDED_ALONE)
         self.finish(JobState.LOST, "ended after its keeper died; exit code not known")
-
-
-def _read_job(folder: Path, spec: JobSpec) -> Any:
-    try:
-        raw = (folder / "journal.jsonl").read_bytes()
-    except OSError:
-        raw = b""
-    return journal.fold(spec, *journal.parse(raw))
-
-
-def _started(folder: Path) -> journal.Event | None:
-    try:
-        events, _ = journal.parse((folder / "journal.jsonl").read_bytes())
-    except OSError:
-        return None
-    last = journal.last_of(events, "started", "restarting")
-    return last if last is not None and last.get("e") == "started" else None
 
 
 def _detach(ack: int) -> None:
@@ -612,8 +588,10 @@ def main(argv: list[str]) -> int:
         keeper.listen()
         procs.be_subreaper()
         if isinstance(keeper, AdoptedKeeper):
-            job = _read_job(folder, spec)
-            started = _started(folder)
+            job, events = fold_job(folder, spec)
+            started = journal.last_of(events, "started", "restarting")
+            if started is not None and started.get("e") != "started":
+                started = None
             os.write(ack_w, b"k")
             os.close(ack_w)
             if job.state.is_final:

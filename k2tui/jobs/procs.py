@@ -14,6 +14,7 @@ from pathlib import Path
 
 _LINUX = sys.platform.startswith("linux")
 JOB_VAR = "K2TUI_JOB_ID"
+KEEPER_VAR = "K2TUI_KEEPER_OF"
 
 
 def boot_id() -> str:
@@ -90,14 +91,24 @@ def by_job(job_ids: Iterable[str]) -> dict[str, list[int]]:
         return found
     marker = JOB_VAR.encode() + b"="
     for pid in all_pids():
-        raw = _environ(pid)
-        at = raw.find(marker) if raw.startswith(marker) else raw.find(b"\0" + marker) + 1 if raw else -1
-        if at < 0 or not raw.startswith(marker, at):
-            continue
-        value = raw[at + len(marker) :].split(b"\0", 1)[0]
+        value = _variable(_environ(pid), marker)
         if value in wanted and birth(pid):
             found[wanted[value]].append(pid)
     return found
+
+
+def _variable(environ: bytes, marker: bytes) -> bytes | None:
+    """The value that stands after `NAME=` in a process's environment."""
+    at = 0 if environ.startswith(marker) else environ.find(b"\0" + marker) + 1
+    if not environ.startswith(marker, at):
+        return None
+    return environ[at + len(marker) :].split(b"\0", 1)[0]
+
+
+def is_keeper_of_another(pid: int, job_id: str) -> bool:
+    """Whether the process is the keeper of a job other than this one (a job may submit jobs)."""
+    value = _variable(_environ(pid), KEEPER_VAR.encode() + b"=")
+    return value is not None and value != job_id.encode()
 
 
 def _environ(pid: int) -> bytes:
@@ -115,36 +126,40 @@ def _environ(pid: int) -> bytes:
         return b""
 
 
-def family(leaders: Iterable[int], *, sessions: Iterable[int] = ()) -> set[int]:
-    """Living processes that are one of `leaders`, belong to one of `sessions`, or descend from such a one."""
+def family(leaders: Iterable[int], *, sessions: Iterable[int] = (), spare_keepers_but: str = "") -> set[int]:
+    """Living processes that are one of `leaders`, belong to one of `sessions`, or descend from such a one.
+
+    spare_keepers_but: a job id; keepers of other jobs, and all below them, are left out.
+    """
     roots = {p for p in leaders if p > 0}
     sids = {s for s in sessions if s > 0}
     if not roots and not sids:
         return set()
-    parents: dict[int, int] = {}
-    found: set[int] = set()
+    children: dict[int, list[int]] = {}
+    todo: list[int] = []
     for pid in all_pids():
         if _LINUX:
             fields = _stat(pid)
             if fields is None or fields[0] in ("Z", "X"):
                 continue
-            parents[pid] = int(fields[1])
-            if pid in roots or int(fields[3]) in sids:
-                found.add(pid)
+            parent, session = int(fields[1]), int(fields[3])
         else:
             import psutil
 
             try:
-                parents[pid] = psutil.Process(pid).ppid()
-                if pid in roots or os.getsid(pid) in sids:
-                    found.add(pid)
+                parent, session = psutil.Process(pid).ppid(), os.getsid(pid)
             except (psutil.Error, OSError):
                 continue
-    grew = True
-    while grew:
-        more = {pid for pid, parent in parents.items() if pid not in found and parent in found}
-        grew = bool(more)
-        found |= more
+        children.setdefault(parent, []).append(pid)
+        if pid in roots or session in sids:
+            todo.append(pid)
+    found: set[int] = set()
+    while todo:
+        pid = todo.pop()
+        if pid in found or (spare_keepers_but and is_keeper_of_another(pid, spare_keepers_but)):
+            continue
+        found.add(pid)
+        todo += children.get(pid, ())
     return found
 
 

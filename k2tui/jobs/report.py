@@ -22,7 +22,13 @@ def job_dir() -> Path | None:
 
 
 def report_progress(
-    done: float, total: float | None = None, unit: str = "", note: str = "", eta_s: float | None = None, *, force: bool = False
+    done: float,
+    total: float | None = None,
+    unit: str = "",
+    note: str = "",
+    eta_s: float | None = None,
+    *,
+    force: bool = False,
 ) -> None:
     """Write progress.json, at most twice a second (the last call of a loop should pass force=True)."""
     global _last
