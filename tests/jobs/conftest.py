@@ -11,11 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from k2tui.core.job import JobSpec
 from k2tui.jobs import folder
 
 from .world import processes_of
+
+settings.register_profile("k2tui", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("k2tui")
 
 
 @pytest.fixture

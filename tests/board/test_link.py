@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k2tui.core.board import Board, Task, TaskStatus, blocked_by, link, news
+from k2tui.core.job import Job, JobSpec, JobState, Progress
+from k2tui.sources.plan import PlanFile, default_plan, load_plan
+
+PENDING, DOING, DONE, OFF = (
+    TaskStatus.PENDING,
+    TaskStatus.IN_PROGRESS,
+    TaskStatus.COMPLETED,
+    TaskStatus.CANCELLED,
+)
+
+
+def job(job_id: str, stage: str, state: JobState, *, kind: str = "task", reason: str = "") -> Job:
+    return Job(
+        spec=JobSpec(id=job_id, stage=stage, title=stage, argv=("x",), kind=kind),
+        state=state,
+        reason=reason,
+        started_s=1.0,
+        took_s=2.0,
+    )
+
+
+def one(task: Task, *jobs: Job, ready: tuple[str, ...] = ()) -> Task:
+    return link(Board(tasks=(task,)), jobs, ready).tasks[0]
+
+
+def test_a_task_follows_the_newest_job_of_its_stage() -> None:
+    task = Task("b", "measure", stage="bench")
+    assert one(task).status is PENDING
+    running = replace(job("j2", "bench", JobState.RUNNING), progress=Progress(done=1, total=4))
+    now = one(task, running, job("j1", "bench", JobState.SUCCEEDED))
+    assert now.status is DOING and now.said == "running as j2, 25%"
+    assert one(task, job("j2", "bench", JobState.SUCCEEDED)).status is DONE
+    failed = one(
+        task, job("j2", "bench", JobState.FAILED, reason="exit 1"), job("j1", "bench", JobState.SUCCEEDED)
+    )
+    assert failed.status is PENDING and failed.said == "failed as j2: exit 1"
+    assert one(task, job("x", "train", JobState.RUNNING)).status is PENDING
+
+
+def test_links_by_id_and_by_job() -> None:
+    assert one(Task("bench", "x"), job("j", "bench", JobState.RUNNING)).status is DOING
+    named = Task("q", "x", job_id="j1")
+    assert one(named, job("j2", "q", JobState.RUNNING), job("j1", "bench", JobState.SUCCEEDED)).status is DONE
+
+
+def test_a_server_is_done_once_it_answers() -> None:
+    task = Task("serve", "start", stage="serve")
+    server = job("s", "serve", JobState.RUNNING, kind="server")
+    assert one(task, server).status is DOING and one(task, server).said == "loading as s"
+    assert (
+        one(task, server, ready=("s",)).status is DONE
+        and one(task, server, ready=("s",)).said == "serving as s"
+    )
+
+
+def test_the_plan_keeps_its_word() -> None:
+    assert one(Task("b", "x", OFF, stage="bench"), job("j", "bench", JobState.SUCCEEDED)).status is OFF
+    assert one(Task("b", "x", DONE, stage="bench"), job("j", "bench", JobState.FAILED)).status is DONE
+    # told once, then set back by hand to do it again: the same job does not win twice, the next one does
+    again = Task("b", "x", PENDING, stage="bench", reported="j:completed")
+    assert one(again, job("j", "bench", JobState.SUCCEEDED)).status is PENDING
+    assert (
+        one(again, job("k", "bench", JobState.RUNNING), job("j", "bench", JobState.SUCCEEDED)).status is DOING
+    )
+
+
+def test_dependencies_are_shown() -> None:
+    board = Board(
+        tasks=(
+            Task("serve", "s"),
+            Task("extract", "e", depends=("serve", "unknown")),
+            Task("x", "x", DONE, depends=("serve",)),
+        )
+    )
+    assert blocked_by(link(board, ()), "extract") == ("serve",)
+    assert link(board, ()).tasks[2].waiting_for == ()
+    assert blocked_by(link(board, (job("s", "serve", JobState.SUCCEEDED),)), "extract") == ()
+
+
+tasks = st.builds(
+    Task,
+    id=st.sampled_from("abcd"),
+    content=st.just("c"),
+    status=st.sampled_from(list(TaskStatus)),
+    stage=st.sampled_from(["", "bench", "train"]),
+)
+jobs = st.lists(
+    st.builds(
+        job,
+        st.sampled_from(["j1", "j2", "j3"]),
+        st.sampled_from(["bench", "train", "a"]),
+        st.sampled_from(list(JobState)),
+    ),
+    max_size=5,
+)
+
+
+@given(st.lists(tasks, max_size=4, unique_by=lambda t: t.id), jobs)
+def test_writing_the_news_makes_the_plan_say_it(rows: list[Task], row_of_jobs: list[Job]) -> None:
+    board = Board(tasks=tuple(rows))
+    linked = link(board, row_of_jobs)
+    changes = news(board, linked, row_of_jobs)
+    written = Board(
+        tasks=tuple(
+            replace(t, status=TaskStatus(changes[t.id]["status"]), reported=changes[t.id]["reported"])
+            if t.id in changes
+            else t
+            for t in rows
+        )
+    )
+    again = link(written, row_of_jobs)
+    assert [t.status for t in again.tasks] == [t.status for t in linked.tasks]
+    assert news(written, again, row_of_jobs) == {}, "nothing is written twice"
+
+
+def test_the_plan_file_is_told_what_jobs_did(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan = PlanFile(path, default_text=default_plan([("serve", "Start"), ("bench", "Measure")]))
+    plan.poll()
+    assert plan.sync([job("j", "bench", JobState.RUNNING)]) == ["bench"]
+    assert plan.sync([job("j", "bench", JobState.RUNNING)]) == []
+    assert load_plan(path).tasks[1].status is DOING
+    assert plan.sync([job("j", "bench", JobState.SUCCEEDED)]) == ["bench"]
+    assert load_plan(path).tasks[1].status is DONE
+    plan.set_task("bench", status="pending")
+    assert plan.sync([job("j", "bench", JobState.SUCCEEDED)]) == []
+    assert load_plan(path).tasks[1].status is PENDING
