@@ -67,7 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("k2tui --help lists them.", file=sys.stderr)
         return 2
     try:
+        command: list[str] = []
+        if first in known and "--" in args_list and getattr(load_verb(first), "TAKES_COMMAND", False):
+            cut = args_list.index("--")
+            args_list, command = args_list[:cut], args_list[cut + 1 :]
         args = _parser(first if first in known else None).parse_args(args_list)
+        if command:
+            args.command = command
         return int(args._run(args) or 0)
     except K2Error as err:
         print(f"k2tui: {err.message}", file=sys.stderr)

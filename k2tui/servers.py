@@ -131,6 +131,10 @@ class Follower:
             wanted = job.state in (JobState.STOPPING, JobState.STOPPED)
         elif sample is not None:
             alive = sample.alive
+        # a foreign log may name an address of another host or of a server long gone: there only an answer is evidence
+        ours = job is not None or bool(self.target.url) or self.target.pid is not None
+        if http is not None and http.model_path is None and not ours:
+            http = None
         self.tracker.evidence(
             Evidence(
                 alive=alive,

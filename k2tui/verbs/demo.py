@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 HELP = "try k2tui here and now: a real tiny server on this machine's CPU"
@@ -36,7 +37,7 @@ def _live_demo_server() -> Any:
     return None
 
 
-def start_server(config: Any, port: int | None) -> tuple[str, bool]:
+def start_server(config: Any, port: int | None, args: Sequence[str] = ()) -> tuple[str, bool]:
     """(job id of the tiny server, whether it was started now). Takes the next free port when none is asked for."""
     from k2tui import doctor
     from k2tui.errors import K2Error
@@ -48,7 +49,7 @@ def start_server(config: Any, port: int | None) -> tuple[str, bool]:
     profile = config.get_profile("tiny")
     chosen = port or doctor.free_port(profile.host, profile.port)
     try:
-        return submit_stage(config, "serve", {"profile": "tiny", "port": chosen}), True
+        return submit_stage(config, "serve", {"profile": "tiny", "port": chosen, "args": list(args)}), True
     except K2Error as err:
         if "needs the package" in err.message:
             raise K2Error(err.message, "install it: pip install 'k2tui[local]' (in a checkout: pip install -e '.[local]')") from None
@@ -113,12 +114,19 @@ def headless(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace) -> int:
     if args.headless:
         return headless(args)
-    from k2tui import config
-    from k2tui.verbs.dashboard import check_terminal, run_dashboard
+    import os
+    from dataclasses import replace
 
-    check_terminal()  # before anything is started
-    job_id, _ = start_server(config.load(args.config), args.port)
-    code = run_dashboard(args.config, is_demo=True, profile="tiny")
+    from k2tui import config
+    from k2tui.errors import UsageError
+    from k2tui.verbs.dashboard import show
+
+    if os.environ.get("TERM", "") in ("", "dumb") or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("the demo's dashboard needs a terminal", "without one: k2tui demo --headless")
+    loaded = replace(config.load(args.config), profile="tiny")
+    # a slow disk is played (0.06 s a shard), so that there is a load to watch
+    job_id, _ = start_server(loaded, args.port, ["--load-delay-s", "0.06"])
+    code = show(loaded, is_demo=True)
     from k2tui.core.server_jobs import is_live
     from k2tui.jobs import folder
 

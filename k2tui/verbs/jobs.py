@@ -151,7 +151,7 @@ def _list(args: argparse.Namespace) -> int:
             j for j in jobs if str(j.state) == args.state or (args.state == "active" and not j.state.is_final)
         ]
     if args.json:
-        _print_json([to_json(j) for j in jobs])
+        _print_json({"schema": 1, "jobs": [to_json(j) for j in jobs]})
         return 0
     total = len(jobs)
     if not args.all:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+TAKES_COMMAND = True  # words after `--` are a command
 HELP = "watch a log, pid, URL, command or stdin of a server that k2tui did not start"
 DESCRIPTION = (
     "WHAT is a log file, a pid (its log is found through its open stdout), a URL, `-` for standard input, or a command after `--` "
@@ -17,12 +18,12 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="*", help="LOG | PID | URL | -")
+    parser.add_argument("what", nargs="?", default="", help="LOG | PID | URL | - | -- COMMAND ...")
     parser.add_argument("--url", default="", help="where the server answers, when the log does not say")
     parser.add_argument("--once", action="store_true", help="print what is known now, and end")
     parser.add_argument("--json", action="store_true", help="with --once: as JSON")
     parser.add_argument("--config", help="config file to read last")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(command=[])
 
 
 def _stdout_file(pid: int) -> Path | None:
@@ -86,19 +87,18 @@ def target_for(what: str, url: str = "") -> Any:
 def run(args: argparse.Namespace) -> int:
     from k2tui.errors import UsageError
 
-    words = [*args.what, *[w for w in args.command if w != "--"]]
-    if not words:
+    if not args.what and not args.command:
         raise UsageError("nothing to watch", "k2tui watch server.log | PID | http://127.0.0.1:30000 | - | -- docker logs -f NAME")
     spool = None
-    if words == ["-"] or len(words) > 1:
+    if args.what == "-" or args.command:
         from k2tui.spool import Spool
 
-        spool = Spool(None if words == ["-"] else words)
+        spool = Spool(args.command or None)
         from k2tui.servers import Target
 
-        target = Target(key=str(spool.path), title="stdin" if words == ["-"] else " ".join(words)[:60], log=spool.path, url=args.url)
+        target = Target(key=str(spool.path), title=" ".join(args.command)[:60] or "stdin", log=spool.path, url=args.url)
     else:
-        target = target_for(words[0], args.url)
+        target = target_for(args.what, args.url)
     try:
         if args.once:
             if spool is not None:
@@ -125,9 +125,12 @@ def run(args: argparse.Namespace) -> int:
                 os.dup2(os.open("/dev/tty", os.O_RDWR), 0)  # the keys come from the terminal, the log from what was stdin
             except OSError:
                 raise UsageError("no terminal to draw on", "use --once, or give the log as a file") from None
-        from k2tui.verbs.dashboard import run_dashboard
+        from k2tui import config
+        from k2tui.monitor import Monitor
+        from k2tui.verbs.dashboard import show_backend
 
-        return run_dashboard(args.config, watch=[target])
+        loaded = config.load(args.config)
+        return show_backend(Monitor(loaded, watch=[target]), loaded)
     finally:
         if spool is not None:
             spool.close()
