@@ -46,12 +46,20 @@ MIN_STALL_S = {
 def decide(collector: Collector, facts: Facts) -> Verdict:
     """One verdict from all that was seen. Pure: the same collector and facts give the same verdict."""
     chosen = _choose(collector, facts)
+    if chosen is not None and CLASSES[chosen.root_cause].group in ("G26", "G25"):
+        # what the client counted says more than one refused connection, unless the server is known to be gone
+        client = _client(collector, facts)
+        if client is not None and (facts.alive is True or client.root_cause != "bench_partial_failure"):
+            return client
     if facts.bind_failed is not None and (chosen is None or chosen.root_cause == "port_in_use"):
         return _verdict(State.FAILED, "port_in_use", facts.bind_failed, Phase.HTTP, 0.97, collector, facts)
     if chosen is not None:
         return _from_finding(chosen, collector, facts)
     if facts.wanted_stop or (facts.stop_line is not None and not facts.dying):
         return _stopped(facts)
+    client = _client(collector, facts)
+    if client is not None:
+        return client
     gone = _gone(collector, facts)
     if gone is not None:
         return gone
@@ -64,11 +72,7 @@ def decide(collector: Collector, facts: Facts) -> Verdict:
 
 
 def _is_dead(facts: Facts) -> bool:
-    return (
-        facts.alive is False
-        or facts.dying is not None
-        or (facts.exit_code not in (None, 0) and facts.alive is not True)
-    )
+    return facts.alive is False or facts.dying is not None or (facts.exit_code not in (None, 0) and facts.alive is not True)
 
 
 def _choose(collector: Collector, facts: Facts) -> Finding | None:
@@ -83,74 +87,120 @@ def _choose(collector: Collector, facts: Facts) -> Finding | None:
     best = max(f.strength for f in candidates)
     if best <= SYMPTOM:
         return None
-    return min((f for f in candidates if f.strength == best), key=lambda f: f.order)
+    chosen = min((f for f in candidates if f.strength == best), key=lambda f: f.order)
+    told = re.sub(r"[^a-z]", "", str(facts.extra.get("nvml_error", "")).lower()).removeprefix("nvmlerror")
+    if told:  # NVML's own error code was given: the line that names it proves more than an earlier one
+        for finding in candidates:
+            if finding.root_cause == chosen.root_cause and told in re.sub(r"[^a-z]", "", finding.line.text.lower()):
+                return finding
+    return chosen
+
+
+_SERVER_PHASES = (Phase.DIST_INIT, Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD, Phase.AFTER_LOAD, Phase.KV_ALLOC, Phase.GRAPH_CAPTURE)
+_STEP_OF = {phase: n for n, phase in enumerate((Phase.BOOT, *_SERVER_PHASES, Phase.HTTP, Phase.WARMUP, Phase.SERVING))}
 
 
 def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | None:
     """The finding in its context: another class, another strength, or None when the context takes it back."""
     cause = finding.root_cause
+    group = CLASSES[cause].group
     client = facts.phase in _CLIENTS
-    if (
-        facts.ready_line is not None
-        and finding.line.no < facts.ready_line.no
-        and not facts.dying
-        and cause != "port_in_use"
-    ):
-        return None  # the server became ready after it
+    dead = _is_dead(facts)
+    if cause != "port_in_use" and not dead:
+        if facts.ready_line is not None and finding.line.no < facts.ready_line.no:
+            return None  # the server became ready after it
+        if group not in ("G27", "G28") and _STEP_OF.get(facts.phase, -1) > _STEP_OF.get(finding.phase, 99) and finding.phase is not Phase.BOOT:
+            return None  # the start went on after it
+    if group == "G27":
+        return _refine_nvml(finding, facts)
     if cause == "gpu_oom_weights":
-        return _refine_oom(finding, facts)
+        return _refine_oom(finding, collector, facts)
     if cause == "host_oom_kill":
-        if finding.strength == WEAK and finding.after_death:
-            return None  # the clean-up after "Received sigquit" kills with -9 itself
-        return finding
-    if cause == "illegal_memory_access" and collector.of("draft_context_mismatch"):
+        # the clean-up after "Received sigquit" kills with -9 itself
+        return None if finding.strength == WEAK and finding.after_death else finding
+    if cause == "disk_full" and collector.of("shm_too_small"):
+        return None
+    if cause == "illegal_memory_access" and "device-side assert" in finding.line.text and collector.of("draft_context_mismatch"):
         return None
     if cause == "custom_allreduce_failed":
-        if "register_graph_buffers" in finding.frames or finding.strength == WEAK:
-            return finding
-        return None
+        seen = " ".join((*finding.frames, *finding.near, *finding.files, finding.line.text))
+        return finding if "register_graph_buffers" in seen or "custom_all_reduce" in seen else None
+    if cause == "native_import_error" and "native import" in collector.lines:
+        return replace(finding, line=collector.lines["native import"], strength=CAUSE)
     if cause == "arch_unsupported":
         return _refine_arch(finding, collector)
-    if cause == "server_died_under_client" and (facts.phase_seen and not client):
-        return None  # a server that talks to its own port while it starts
-    if cause == "rendezvous_unreachable" and client:
+    if cause in ("server_died_under_client", "rendezvous_unreachable") and group == "G26":
+        if facts.phase_seen and not client:
+            return None  # a server that talks to its own port while it starts
+        return replace(finding, root_cause="client_connection_errors") if facts.alive is True else finding
+    if cause == "serving_hang" and finding.strength == WEAK and facts.ready_line is None and facts.phase not in (Phase.SERVING, Phase.BOOT):
+        return None  # a probe that asked while it started
+    if cause == "vocab_map_mismatch" and "load_vocab_mapping" in finding.frames:
+        return replace(finding, strength=CAUSE)
+    if cause == "hidden_state_mismatch" and "mat1 and mat2" in finding.line.text and (finding.round or finding.in_draft) and not client:
+        return replace(finding, root_cause="draft_arch_mismatch", strength=CAUSE)
+    if cause == "orphan_processes" and finding.strength == WEAK and facts.alive is not False:
         return None
-    if (
-        cause in ("permission_denied", "fd_limit", "quant_mismatch", "spec_config_invalid")
-        and finding.strength == WEAK
-        and not _is_dead(facts)
-    ):
+    if cause in ("permission_denied", "fd_limit", "quant_mismatch", "spec_config_invalid") and finding.strength == WEAK and not dead:
         return None
     return finding
 
 
-def _refine_oom(finding: Finding, facts: Facts) -> Finding:
+def _refine_nvml(finding: Finding, facts: Facts) -> Finding | None:
+    cause = finding.root_cause
+    if cause == "nvml_struct_mismatch" and facts.extra.get("in_container"):
+        return replace(finding, root_cause="nvml_pid_namespace")
+    if cause in ("nvml_pid_namespace", "nvml_mig", "nvml_unified_memory") and finding.strength <= WEAK and facts.phase_seen and facts.phase is not Phase.MONITOR:
+        return None
+    return finding
+
+
+def _refine_oom(finding: Finding, collector: Collector, facts: Facts) -> Finding:
     text = finding.line.text
     stage = stage_of(finding)
-    if "Capture cuda graph failed" in text or "apture" in text:
+    if "apture" in text:
         stage = Phase.GRAPH_CAPTURE
-    names = " ".join(finding.frames)
-    if stage is None and re.search(r"\bbackward\b|\boptimizer|\bstep\b|train", names):
+    if stage is None and _is_training(finding, facts):
         stage = Phase.TRAIN
-    if stage is None:
-        stage = finding.phase if finding.phase not in (Phase.BOOT,) else None
-    held = re.search(r"Process (\d+) has ([\d.]+) GiB memory in use", text)
+    if stage is None and finding.phase is not Phase.BOOT:
+        stage = finding.phase
+    other = re.search(r"Process (\d+) has ([\d.]+) (GiB|MiB) memory in use", text)
+    own = re.search(r"this process has ([\d.]+) (GiB|MiB) memory in use", text)
+    total = re.search(r"total capacity of ([\d.]+) GiB", text)
+    if other is not None and own is not None:
+        theirs = float(other[2]) / (1024 if other[3] == "MiB" else 1)
+        ours = float(own[1]) / (1024 if own[2] == "MiB" else 1)
+        if theirs > ours and theirs > 0.4 * (float(total[1]) if total else 2 * theirs):
+            return replace(finding, root_cause="gpu_mem_held")
+    if collector.avail_gb is not None and total is not None and collector.avail_gb < 0.5 * float(total[1]) and stage in (Phase.WEIGHT_LOAD, None) and not finding.round:
+        return replace(finding, root_cause="gpu_mem_held")
+    if facts.extra.get("foreign_gpu_procs") and other is not None:
+        return replace(finding, root_cause="gpu_mem_held")
     if stage in (Phase.TRAIN, Phase.EXTRACT):
         return replace(finding, root_cause="gpu_oom_train")
-    if stage is Phase.GRAPH_CAPTURE:
+    if stage in (Phase.GRAPH_CAPTURE, Phase.KV_ALLOC, Phase.HTTP, Phase.WARMUP, Phase.SERVING):
         return replace(finding, root_cause="gpu_oom_capture")
-    if held and facts.extra.get("foreign_gpu_procs"):
-        return replace(finding, root_cause="gpu_mem_held")
     return finding
+
+
+def _is_training(finding: Finding, facts: Facts) -> bool:
+    if facts.phase in (Phase.TRAIN, Phase.EXTRACT):
+        return True
+    names = " ".join(finding.frames)
+    files = " ".join(finding.files)
+    return bool(re.search(r"\bbackward\b|\boptimizer|padding|\btrain|collat", names) or re.search(r"train|specforge|trainer|accelerate|deepspeed", files, re.I))
+
+
+_SAME_MODULE = {"deepseekv3": "deepseekv2", "kimik2": "deepseekv2"}
 
 
 def _refine_arch(finding: Finding, collector: Collector) -> Finding:
     """The model's own module failed to import: then that is the cause, and its line the proof."""
-    names = re.findall(r"\['?([\w]+?)(?:For\w+|Model\w*)?'?\]", finding.line.text)
-    wanted = re.sub(r"[^a-z0-9]", "", (names[0] if names else "").lower())
+    match = re.search(r"\[['\"](\w+?)(?:For[A-Z]\w+|LMHeadModel|Model)?['\"]", finding.line.text)
+    wanted = re.sub(r"[^a-z0-9]", "", (match[1] if match else "").lower())
     for module, line in collector.ignored_imports.items():
         last = re.sub(r"[^a-z0-9]", "", module.rsplit(".", 1)[-1].lower())
-        if wanted and last and (last.startswith(wanted) or wanted.startswith(last)):
+        if wanted and last and (last == wanted or last == _SAME_MODULE.get(wanted) or (len(last) > 4 and (last.startswith(wanted) or wanted.startswith(last)))):
             return replace(finding, root_cause="model_import_failed", line=line)
     return finding
 
@@ -159,33 +209,28 @@ def _from_finding(finding: Finding, collector: Collector, facts: Facts) -> Verdi
     cause = finding.root_cause
     info = CLASSES[cause]
     state = info.state
+    if cause == "serving_hang" and facts.alive is True and facts.dying is None:
+        state = State.STALLED
     phase = stage_of(finding)
+    seen = finding.phase if facts.phase_seen and finding.phase is not Phase.BOOT else None
     if phase is None:
-        phase = facts.phase if facts.phase_seen and finding.phase is not Phase.BOOT else info.phase
-        if finding.phase is not Phase.BOOT and facts.phase_seen:
-            phase = finding.phase
-    if cause in ("gpu_oom_capture", "kv_pool_too_small", "gpu_oom_train", "port_in_use") or info.group in (
-        "G22",
-        "G27",
-        "G28",
-    ):
+        phase = seen or info.phase
+    if seen is Phase.KV_ALLOC and info.phase is Phase.GRAPH_CAPTURE and stage_of(finding) is None:
+        phase = Phase.GRAPH_CAPTURE  # after the pool come the first forward passes, and those are the capture's
+    if cause in ("gpu_oom_capture", "kv_pool_too_small", "gpu_oom_train") or info.group in ("G22", "G27", "G28"):
         phase = info.phase or phase
+    if cause == "draft_context_mismatch" and "ssert" in finding.line.text:
+        phase = Phase.SERVING
+    if cause == "gpu_oom_capture" and (seen is Phase.SERVING or stage_of(finding) is Phase.SERVING):
+        phase = Phase.SERVING
     confidence = {CAUSE: 0.93, WEAK: 0.75}.get(finding.strength, 0.5)
     return _verdict(state, cause, finding.line, phase, confidence, collector, facts)
 
 
 def _verdict(
-    state: State,
-    cause: str,
-    proof: Line | None,
-    phase: Phase | None,
-    confidence: float,
-    collector: Collector,
-    facts: Facts,
+    state: State, cause: str, proof: Line | None, phase: Phase | None, confidence: float, collector: Collector, facts: Facts
 ) -> Verdict:
-    return Verdict(
-        state, cause, proof, phase, confidence, remedy_for(cause), warnings=_warnings(collector, facts)
-    )
+    return Verdict(state, cause, proof, phase, confidence, remedy_for(cause), warnings=_warnings(collector, facts))
 
 
 def _warnings(collector: Collector, facts: Facts) -> tuple[str, ...]:
@@ -193,6 +238,41 @@ def _warnings(collector: Collector, facts: Facts) -> tuple[str, ...]:
     if facts.bind_failed is not None and facts.ready_line is not None:
         out.append('"fired up" was printed although the port belongs to another server')
     return tuple(out)
+
+
+# --- clients: what a benchmark or a trainer really achieved ------------------------------------------------------------------
+
+
+def _client(collector: Collector, facts: Facts) -> Verdict | None:
+    """A benchmark whose numbers are void, a training that learns nothing. None: nothing wrong is seen."""
+    numbers, lines = collector.numbers, collector.lines
+
+    def bad(cause: str, *names: str) -> Verdict:
+        proof = next((lines[n] for n in names if n in lines), facts.last_line)
+        return _verdict(CLASSES[cause].state, cause, proof, CLASSES[cause].phase, 0.85, collector, facts)
+
+    dead = collector.dead_steps
+    if dead is not None and (dead[1] - dead[0] > 50 or collector.dead_lines > 50):
+        return bad("train_no_signal", "dead step")
+    if "nan loss" in lines:
+        return bad("hidden_state_nan", "nan loss")
+    if facts.phase is not Phase.BENCH and not numbers:
+        return None
+    total, good, made = numbers.get("total"), numbers.get("successful"), numbers.get("generated")
+    if collector.server_errors and (made == 0 or numbers.get("throughput") == 0 or good is None or good == 0 or (total and good < total) or not made):
+        return bad("bench_partial_failure", "server error")
+    if made == 0 or (numbers.get("throughput") == 0 and good):
+        return bad("bench_zero_tokens", "generated", "throughput")
+    if numbers.get("failed") or (total and good is not None and good < total):
+        return bad("bench_partial_failure", "successful", "failed")
+    if good and made is not None and made <= good * 1.05:
+        return bad("bench_degenerate", "generated")
+    length = numbers.get("accept_length")
+    if length is not None and length < 1.1:
+        return replace(bad("draft_zero_acceptance", "accept_length"), phase=Phase.BENCH)
+    if collector.client_errors and facts.alive is True:
+        return bad("client_connection_errors", "client error")
+    return None
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------------
@@ -210,25 +290,28 @@ def _gone(collector: Collector, facts: Facts) -> Verdict | None:
     if not _is_dead(facts):
         return None
     first = collector.first_exception
-    if (
-        first is not None
-        and facts.ready_line is not None
-        and first.line.no < facts.ready_line.no
-        and not facts.dying
-    ):
+    if first is not None and facts.ready_line is not None and first.line.no < facts.ready_line.no and not facts.dying:
         first = None
-    if facts.exit_code in (-9, 137) and collector.sigquit is None and not (first and first.strength >= WEAK):
+    code = facts.exit_code
+    if code in (-9, 137) and collector.sigquit is None and not (first and first.strength >= WEAK):
         return _verdict(State.FAILED, "host_oom_kill", facts.last_line, None, 0.6, collector, facts)
-    if facts.exit_code in (-1, 129):
-        return _verdict(
-            State.FAILED, "terminal_hangup", facts.last_line, Phase.SHUTDOWN, 0.8, collector, facts
-        )
+    if code in (-1, 129) or facts.extra.get("signal") in (1, "SIGHUP") or facts.extra.get("exit_signal") in (1, "SIGHUP"):
+        return _verdict(State.FAILED, "terminal_hangup", facts.last_line, Phase.SHUTDOWN, 0.8, collector, facts)
     if first is not None and (facts.dying is not None or first.strength >= WEAK):
-        phase = stage_of(first) or (first.phase if facts.phase_seen else None)
+        stage = stage_of(first)
+        phase = stage or (first.phase if facts.phase_seen else None)
+        if stage is Phase.DRAFT_LOAD or (first.round and phase in (Phase.DRAFT_LOAD, Phase.WEIGHT_LOAD)):
+            cause = "draft_arch_mismatch" if first.note.endswith("KeyError") or "size mismatch" in first.line.text else "draft_load_failed"
+            return _verdict(State.FAILED, cause, first.line, Phase.DRAFT_LOAD, 0.75, collector, facts)
         return _verdict(State.FAILED, "child_exception", first.line, phase, 0.6, collector, facts)
     if facts.dying is not None:
-        proof = collector.scheduler_exception or facts.dying
-        return _verdict(State.FAILED, "child_exception", proof, None, 0.6, collector, facts)
+        cut = collector.scheduler_exception
+        if cut is not None:
+            # frames came after that line: judge by what the trace went through until it was cut
+            whole = replace(cut, frames=tuple(collector.frames), files=tuple(collector.files))
+            verdict = _verdict(State.FAILED, "child_exception", cut.line, stage_of(whole) or (cut.phase if facts.phase_seen else None), 0.6, collector, facts)
+            return replace(verdict, sentence="a scheduler hit an exception; its cause is cut off: not in this log")
+        return _verdict(State.FAILED, "child_exception", facts.dying, None, 0.5, collector, facts)
     return _verdict(State.FAILED, "exited_no_error", facts.last_line, None, 0.6, collector, facts)
 
 
@@ -307,6 +390,12 @@ def _serving_hang(facts: Facts) -> Verdict | None:
 
 def _acceptance(facts: Facts) -> Verdict | None:
     told = [d for d in facts.decodes if d[0].accept_length is not None]
+    rated = [d for d in facts.decodes if d[1] is not None]
+    if not told and len(rated) >= 1 and all((d[1] or 0.0) < 0.02 for d in rated) and (len(rated) >= 2 or facts.is_complete):
+        return Verdict(
+            State.DEGRADED, "draft_zero_acceptance", rated[-1][3], Phase.SERVING, 0.8, remedy_for("draft_zero_acceptance"),
+            "speculating in vain: no draft token is accepted",
+        )  # fmt: skip
     if not told:
         return None
     recent = told[-8:]
@@ -320,6 +409,11 @@ def _acceptance(facts: Facts) -> Verdict | None:
         )  # fmt: skip
     rates = [d[1] for d in recent if d[1] is not None]
     drafted = next((d[2] for d in reversed(recent) if d[2]), None)
+    if mean >= 1.1 and mean < 1.4 and len(recent) >= 3:
+        return Verdict(
+            State.DEGRADED, "draft_low_acceptance", proof, Phase.SERVING, 0.7, remedy_for("draft_low_acceptance"),
+            f"the draft hardly pays: accept length {mean:.2f}",
+        )  # fmt: skip
     if drafted and drafted >= 6 and rates and sum(rates) / len(rates) < 0.2:
         return Verdict(
             State.DEGRADED, "draft_low_acceptance", proof, Phase.SERVING, 0.75, remedy_for("draft_low_acceptance"),
@@ -374,7 +468,7 @@ def _silence(collector: Collector, facts: Facts) -> Verdict:
     reading = (facts.read_bytes_s or 0.0) + (facts.net_bytes_s or 0.0) > IO_ALIVE_B_S
     moving = abs(facts.gpu_memory_b_s or 0.0) > IO_ALIVE_B_S
     if quiet is None or quiet <= limit:
-        return Verdict(State.LOADING, "healthy", proof, None, 0.85)
+        return Verdict(State.LOADING, "healthy_slow_jit" if facts.bar_kind == "jit" else "healthy", proof, None, 0.85)
     if reading or moving:
         what = "it still reads" if reading else "GPU memory still moves"
         return Verdict(

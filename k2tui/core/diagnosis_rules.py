@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from k2tui.core.diagnosis_classes import CLASSES
 from k2tui.core.load import DecodeBatch, Phase, ShardCount, State
@@ -35,7 +35,13 @@ class Finding:
     order: int = 0
     note: str = ""
     after_death: bool = False
-    bystander: bool = False
+    files: tuple[str, ...] = ()  # of the trace above
+    near: tuple[str, ...] = ()  # the lines just before
+
+    @property
+    def in_draft(self) -> bool:
+        """Does the trace run through the draft's worker?"""
+        return any("eagle" in f or "draft" in f or "mtp" in f or "/spec" in f for f in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +178,8 @@ def _rules() -> tuple[Rule, ...]:
         # G04
         r("p2p_unsupported", "peer access is not supported"),
         r("p2p_unsupported", "cudaErrorPeerAccessUnsupported"),
-        r("custom_allreduce_failed", "invalid argument", r"CUDA error: invalid argument|Failed: Cuda error .*invalid argument|cuda error .*'invalid argument'"),
-        r("custom_allreduce_failed", "custom_all_reduce", r"(?:Failed|failed|error).*custom_all_reduce|custom_all_reduce\.cuh?:\d+.*(?:error|fail)", WEAK),
+        r("custom_allreduce_failed", "invalid argument", r"(?:[Cc][Uu][Dd][Aa]\w*|HIP) error.{0,200}invalid argument"),
+        r("custom_allreduce_failed", "custom_all_reduce", r"(?:Failed|failed|error).*custom_all_reduce|custom_all_reduce\.cuh?:\d+.*(?:error|fail|invalid)", WEAK),
         # G06
         r("rank_desync_timeout", "Watchdog caught collective operation timeout"),
         r("rank_desync_timeout", "monitoredBarrier", "", WEAK),
@@ -197,6 +203,9 @@ def _rules() -> tuple[Rule, ...]:
         r("host_oom_kill", "died during initialization", r"exit code: -9", WEAK),
         r("host_oom_kill", "Signal 9 (SIGKILL)", "", WEAK),
         r("host_oom_kill", "SIGKILL", r"(?:signal|Signal|killed by|Killed by|exitcode -?9|due to).*SIGKILL|SIGKILL.*(?:received|signal)", WEAK, unless=r"[Ss]ending|escalat"),
+        r("host_oom_kill", "Killed", r"^\s*(?:bash: line \d+: +\d+ )?Killed\b(?! process)\s*(?:\w.*)?$", WEAK),
+        r("host_oom_kill", "signal: 9", "", WEAK),
+        r("host_oom_kill", "died with <Signals.SIGKILL", "", WEAK),
         r("host_oom_kill", "oom_kill", r"oom_kill(?:er)?\b"),
         r("host_oom_kill", "oom-kill"),
         r("host_oom_kill", "Out of memory: Killed process"),
@@ -251,7 +260,8 @@ def _rules() -> tuple[Rule, ...]:
         r("native_import_error", "Could not load any common_ops library", "", WEAK),
         r("native_import_error", "- ImportError:", r"- ImportError: .*(?:undefined symbol|cannot open shared object|GLIBC|version)"),
         r("native_import_error", "undefined symbol"),
-        r("native_import_error", "cannot open shared object file"),
+        r("native_import_error", "cannot open shared object file", unless=r"libnvidia-ml"),
+        r("native_import_error", "DLL load failed"),
         r("native_import_error", "GLIBC", r"version [`'\"]?GLIBC"),
         r("jit_toolchain", "fatal error:", r"fatal error: \S+\.(?:h|hpp|cuh|hh): No such file"),
         r("jit_toolchain", "nvcc", r"nvcc:? (?:command )?not found|Could not find nvcc|nvcc.*No such file"),
@@ -314,7 +324,6 @@ def _rules() -> tuple[Rule, ...]:
         r("hidden_state_nan", "expected to be non-nan"),
         r("hidden_state_nan", "nan", r"(?:hidden.?states?|logits|loss).{0,80}\b(?:contains?|is|are|=|:) ?(?:nan|NaN|inf)\b"),
         # G25 / G26
-        r("bench_zero_tokens", "Total generated tokens", r"Total generated tokens:\s+0\b"),
         r("server_died_under_client", "Cannot connect to host"),
         r("server_died_under_client", "may be unreachable"),
         r("server_died_under_client", "onnection refused", r"[Cc]onnection refused", WEAK),
@@ -339,7 +348,10 @@ def _rules() -> tuple[Rule, ...]:
         # G28
         r("orphan_processes", "::", r"^\W*\S+\s+\d+\s+1\s.*(?:sglang::|VLLM::)", CAUSE),
         r("orphan_processes", "sglang::", r"\bppid[= :]+1\b|\bPPID 1\b"),
-        r("terminal_hangup", "SIGHUP"),
+        r("orphan_processes", "MiB", r"\d\s+(?:C\s+)?\S*(?:sglang::|VLLM::)\w+.*\d+ ?MiB", WEAK),
+        r("terminal_hangup", "SIGHUP", r"SIGHUP(?!.*ignor)"),
+        r("terminal_hangup", "got signal: 1", r"got signal: 1\b"),
+        r("terminal_hangup", "ignal 1", r"\b[Ss]ignal 1\b(?: \(|,|$| )"),
         r("terminal_hangup", "Hangup", r"^\W*Hangup\b"),
         # G29
         r("warmup_failed", "Initialization failed. warmup error", "", WEAK),
@@ -372,6 +384,27 @@ _FRAME_PHASE: tuple[tuple[re.Pattern[str], Phase], ...] = (
 )  # fmt: skip
 
 
+_LOOP = re.compile(r"event_loop_\w+")
+_LOSS = re.compile(r"\bloss\b['\" ]*[=: ]+ *([\d.]+|nan)", re.I)
+_ACC = re.compile(r"\bacc(?:uracy)?(?:_\d+)?\b['\" ]*[=: ]+ *([\d.]+)", re.I)
+_STEP = re.compile(r"(\d+)/(\d+) \[")
+_AVAIL = re.compile(r"Load weight begin\. avail mem=([\d.]+) GB")
+_NUMBERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern, re.I))
+    for name, pattern in (
+        ("total", r"num_prompts['\"]?\s*[=:]\s*(\d+)|['\"]?total_requests['\"]?\s*[=:]\s*(\d+)|Total requests:\s+(\d+)|--num-prompts[ =](\d+)"),
+        ("successful", r"Successful requests:\s+(\d+)|['\"]successful_requests['\"]:\s*(\d+)|['\"]completed['\"]:\s*(\d+)"),
+        ("failed", r"Failed requests:\s+(\d+)|['\"]failed_requests['\"]:\s*(\d+)|['\"]failed['\"]:\s*(\d+)"),
+        ("generated", r"Total generated tokens(?: \(retokenized\))?:\s+(\d+)|['\"]total_output_tokens['\"]:\s*(\d+)|['\"]total_generated_tokens['\"]:\s*(\d+)|['\"]total_output['\"]:\s*(\d+)"),
+        ("throughput", r"['\"]output_tokens_per_second['\"]:\s*([\d.]+)|['\"]output_throughput['\"]:\s*([\d.]+)|Output token throughput \(tok/s\):\s+([\d.]+)"),
+        ("accept_length", r"^\s*Accept length:\s+([\d.]+)|['\"]accept_length['\"]:\s*([\d.]+)"),
+    )
+)  # fmt: skip
+_NUMBER_HINT = re.compile(r"requests|prompts|tokens|ccept|completed|throughput|total_output", re.I)
+_SERVER_ERROR = re.compile(r"HTTP/[\d.]+ 5\d\d|\b50[0234] (?:Service|Internal|Bad|Gateway)|\bstatus(?:_code)?[ =:]+5\d\d", re.I)
+_CLIENT_ERROR = re.compile(r"ConnectionResetError|Connection reset|ServerDisconnected|ClientConnectorError|ClientOSError|onnection refused|Connect call failed|Cannot connect to host|ReadTimeout|TimeoutError|Connection aborted|RemoteDisconnected", re.I)
+
+
 class Collector:
     """note() every line of a start; keeps the few that prove something. Bounded: a gigabyte of errors costs kilobytes."""
 
@@ -380,25 +413,26 @@ class Collector:
 
     def _reset(self) -> None:
         self._found: dict[str, list[Finding]] = {}
+        self._near: deque[str] = deque(maxlen=24)
         self.frames: deque[str] = deque(maxlen=60)
         self.files: deque[str] = deque(maxlen=60)
-        self.count = 0
         self.order = 0
         self.ignored_imports: dict[str, Line] = {}
         self.trace_open: Line | None = None  # newest "Traceback" whose exception line has not come
-        self.last_exception: Finding | None = None
         self.first_exception: Finding | None = None
         self.sigquit: Line | None = None
-        self.scheduler_exception: Line | None = None
+        self.scheduler_exception: Finding | None = None
         self.saw_p2p = False
         self.saw_init_complete = False
         self.spans_nodes = False
         self.nranks = 0
-        self.gloo_only = False
-        self.counters: dict[str, int] = {}
-        self.numbers: dict[str, float] = {}
-        self.lines: dict[str, Line] = {}
-        self.first_lines: dict[str, Line] = {}
+        self.avail_gb: float | None = None  # GPU memory free when the load began
+        self.numbers: dict[str, float] = {}  # of a benchmark: total, successful, failed, generated ...
+        self.lines: dict[str, Line] = {}  # the line that told each of them
+        self.server_errors = 0  # 5xx lines that a client printed
+        self.client_errors = 0  # refused, reset, timed out
+        self.dead_steps: tuple[int, int] | None = None  # first and newest training step without loss and accuracy
+        self.dead_lines = 0
 
     def restart(self, line: Line) -> None:
         """A new start begins: what the old one proved is history."""
@@ -408,33 +442,26 @@ class Collector:
         return tuple(sorted((f for group in self._found.values() for f in group), key=lambda f: f.order))
 
     def of(self, root_cause: str) -> list[Finding]:
-        return self._found.get(root_cause, [])
+        return [f for key, group in self._found.items() if key.startswith(f"{root_cause} ") for f in group]
 
-    def _add(
-        self, root_cause: str, line: Line, strength: int, phase: Phase, round_: int, note: str = ""
-    ) -> None:
-        group = self._found.setdefault(root_cause, [])
-        if len(group) >= KEEP_PER_CLASS:
-            return
+    def _finding(self, root_cause: str, line: Line, strength: int, phase: Phase, round_: int, note: str = "") -> Finding:
         self.order += 1
-        group.append(
-            Finding(
-                root_cause, line, strength, phase, round_, tuple(self.frames), self.order, note,
-                after_death=self.sigquit is not None, bystander=bool(self.files) and any("eagle" in f or "draft" in f or "mtp" in f for f in self.files),
-            )
+        return Finding(
+            root_cause, line, strength, phase, round_, tuple(self.frames), self.order, note,
+            after_death=self.sigquit is not None, files=tuple(self.files), near=tuple(self._near),
         )  # fmt: skip
 
     def note(self, line: Line, phase: Phase, round_: int, engine: str) -> None:
         """One line of the start, in order; phase and round: where the tracker stands after it."""
-        self.count += 1
-        text = line.text
-        body = line.body
+        text, body = line.text, line.body
         if 'File "' in body:
             frame = _FRAME.search(body)
             if frame:
                 self.frames.append(frame[2] or "")
                 self.files.append(frame[1])
                 return
+        if "event_loop" in body and (loop := _LOOP.search(body)):
+            self.frames.append(loop[0])  # a trace may be cut before the frame that this call opens
         if "Traceback (most recent call last)" in body:
             self.trace_open = line
             self.frames.clear()
@@ -444,39 +471,37 @@ class Collector:
         if "Ignore import error when loading" in text:
             match = _IGNORED_IMPORT.search(text)
             if match and len(self.ignored_imports) < 400:
-                self.ignored_imports.setdefault(match[1], replace(line, text=text))
+                self.ignored_imports.setdefault(match[1], line)
             return
-        self._count(text, line, phase)
-        if text.startswith(("server_args=", "args: Namespace", "Namespace(")) or "server_args=" in text[:120]:
+        self._count(text, line, phase, round_)
+        if "server_args=" in text[:160] or text.startswith(("args: Namespace", "Namespace(")):
             return  # a wall of words such as error=None
         if _GATE.search(text):
             for rule, pattern, unless in _COMPILED:
-                if (
-                    rule.literal in text
-                    and (pattern is None or pattern.search(text))
-                    and not (unless and unless.search(text))
-                ):
-                    self._add(rule.root_cause, line, rule.strength, phase, round_)
-        exception = (
-            _EXCEPTION.match(body)
-            if "Error" in body or "Exception" in body or "Exit" in body or "Interrupt" in body
-            else None
-        )
-        if exception and not exception["type"].endswith("Warning"):
-            finding = Finding(
-                "child_exception", line, WEAK if self.trace_open else SYMPTOM, phase, round_, tuple(self.frames), self.order, exception["type"],
-                after_death=self.sigquit is not None, bystander=any("eagle" in f or "draft" in f for f in self.files),
-            )  # fmt: skip
-            self.last_exception = finding
-            self.first_exception = self.first_exception or finding
-            self.trace_open = None
+                if rule.literal in text and (pattern is None or pattern.search(text)) and not (unless and unless.search(text)):
+                    group = self._found.setdefault(f"{rule.root_cause} {rule.strength}", [])
+                    if len(group) < KEEP_PER_CLASS:
+                        group.append(self._finding(rule.root_cause, line, rule.strength, phase, round_))
+        if "Error" in body or "Exception" in body or "Exit" in body:
+            self._note_exception(body, line, phase, round_)
+        self._near.append(text if len(text) <= 400 else text[:400])
 
-    def _count(self, text: str, line: Line, phase: Phase) -> None:
+    def _note_exception(self, body: str, line: Line, phase: Phase, round_: int) -> None:
+        match = _EXCEPTION.match(body)
+        if match is None or match["type"].endswith("Warning"):
+            return
+        if self.first_exception is None or (self.first_exception.strength == SYMPTOM and self.trace_open):
+            self.first_exception = self._finding(
+                "child_exception", line, WEAK if self.trace_open else SYMPTOM, phase, round_, match["type"]
+            )
+        self.trace_open = None
+
+    def _count(self, text: str, line: Line, phase: Phase, round_: int) -> None:
         """Facts that need more than one line."""
         if "igquit from a child" in text or "SIGQUIT received" in text:
             self.sigquit = self.sigquit or line
         if "hit an exception" in text:
-            self.scheduler_exception = self.scheduler_exception or line
+            self.scheduler_exception = self.scheduler_exception or self._finding("child_exception", line, SYMPTOM, phase, round_)
         if "NCCL INFO" in text:
             if "via P2P" in text:
                 self.saw_p2p = True
@@ -485,8 +510,53 @@ class Collector:
                 match = re.search(r"nranks (\d+)", text)
                 if match:
                     self.nranks = max(self.nranks, int(match[1]))
-        if "spans across nodes" in text:
+        elif "spans across nodes" in text:
             self.spans_nodes = True
+        elif "Load weight begin" in text and self.avail_gb is None:
+            match = _AVAIL.search(text)
+            self.avail_gb = float(match[1]) if match else None
+        elif "- ImportError" in text:
+            self.lines["native import"] = line  # the last one names the cause
+        if _NUMBER_HINT.search(text) and "#running-req" not in text:
+            for name, pattern in _NUMBERS:
+                match = pattern.search(text)
+                if match:
+                    value = next((g for g in match.groups() if g is not None), None)
+                    if value is not None and (name != "generated" or name not in self.numbers):
+                        try:
+                            self.numbers[name] = float(value)
+                        except ValueError:
+                            continue
+                        self.lines[name] = line
+        if phase in (Phase.BENCH, Phase.BOOT, Phase.EXTRACT, Phase.TRAIN):
+            if _SERVER_ERROR.search(text):
+                self.server_errors += 1
+                self.lines.setdefault("server error", line)
+            elif _CLIENT_ERROR.search(text):
+                self.client_errors += 1
+                self.lines.setdefault("client error", line)
+        if "loss" in text or "Loss" in text:
+            self._note_loss(text, line)
+
+    def _note_loss(self, text: str, line: Line) -> None:
+        loss, acc = _LOSS.search(text), _ACC.search(text)
+        if loss is None or acc is None:
+            return
+        if loss[1].lower() == "nan":
+            self.lines.setdefault("nan loss", line)
+            return
+        try:
+            is_dead = float(loss[1]) < 0.005 and float(acc[1]) < 0.005
+        except ValueError:
+            return
+        if not is_dead:
+            self.dead_steps, self.dead_lines = None, 0
+            return
+        step = _STEP.search(text)
+        at = int(step[1]) if step else self.dead_lines
+        self.dead_lines += 1
+        self.dead_steps = (self.dead_steps[0] if self.dead_steps else min(at, 1), at)
+        self.lines["dead step"] = line
 
 
 def stage_of(finding: Finding) -> Phase | None:
@@ -494,7 +564,7 @@ def stage_of(finding: Finding) -> Phase | None:
     names = [f for f in finding.frames if f]
     if any(_FRAME_PHASE[0][0].match(n) for n in names):
         return Phase.SERVING
-    if finding.bystander:
+    if finding.in_draft and any(n == "__init__" for n in names):
         return Phase.DRAFT_LOAD
     for name in reversed(names):
         for pattern, phase in _FRAME_PHASE[1:]:

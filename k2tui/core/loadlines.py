@@ -9,6 +9,8 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
 
 HEAD_B = 64 * 1024  # of a line longer than both, the middle is dropped: a megabyte-long line costs 128 KiB
 TAIL_B = 64 * 1024
@@ -31,6 +33,7 @@ class Line:
     rank: str = ""
     source: str = ""
     level: str = ""
+    wrap_s: float | None = None  # the wrapper's stamp; its time zone may be another one
     process: str = ""  # "EngineCore_DP0", "Worker_TP0", "APIServer"
 
 
@@ -73,10 +76,13 @@ _WRAPPERS: tuple[tuple[str, re.Pattern[str]], ...] = (
         ),
     ),
     ("slurm", re.compile(r"(?P<name>\d{1,4}): (?=[\s\[(A-Z])")),
+    # docker's plain --timestamps: an ISO stamp before anything
+    ("docker", re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{3,9})?(?:Z|[+-]\d\d:?\d\d))(?: |$)")),
     ("rankmark", re.compile(r"\[rank(?P<rank>\d+)\]: ?(?!\[)")),
 )
-# docker's plain --timestamps: only an ISO stamp before anything
-_BARE_ISO = re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}(?:Z|[+-]\d\d:?\d\d))(?: |$)")
+_NAMED = ("compose", "pod", "journal")
+_JSON_TIME = re.compile(r'"(?:time|timestamp|ts|@timestamp)":\s*"([^"]+)"')
+_OUTER_STAMP = re.compile(rf"\[(?P<stamp>{_ISO})\]\s(?=\[20|\(\w+ pid|\S+ >> |\S+ +\|)")
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 
 _STAMP = re.compile(
@@ -143,48 +149,66 @@ _clock = _Clock()
 _TODAY = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 
 
-def unwrap(text: str) -> tuple[str, str, str, str]:
-    """(text without wrappers, source, rank from a wrapper, CRI flag "F" | "P" | "")."""
-    source = rank = flag = ""
+@dataclass(slots=True)
+class _Wrap:
+    """What the wrappers said: name of the container, pod or unit; rank; CRI flag "F" | "P" | ""; stamp as written."""
+
+    text: str
+    source: str = ""
+    rank: str = ""
+    flag: str = ""
+    stamp: str = ""
+
+
+def unwrap(text: str) -> _Wrap:
+    """Take off every wrapper, outermost first (at most 5)."""
+    wrap = _Wrap(text)
+    _peel(wrap)
+    return wrap
+
+
+def _peel(wrap: _Wrap) -> None:
+    text = wrap.text
     for _ in range(5):
-        first = text[:1]
-        if first == "[" and text[1:3] == "20" and text[5:6] == "-" and text[11:12] == " ":
-            # SGLang's own stamp, unless a second stamp or a job name follows
-            if not (match := _WRAPPERS[6][1].match(text)):
+        if text[:3] == "[20" and text[5:6] == "-" and text[11:12] == " ":
+            # SGLang's own stamp, unless another stamp or a job's name follows
+            match = _OUTER_STAMP.match(text)
+            if match is None:
                 break
+            wrap.stamp = wrap.stamp or match["stamp"]
             text = text[match.end() :]
             continue
-        hit = None
         for name, pattern in _WRAPPERS:
             match = pattern.match(text)
             if match is None:
                 continue
-            if name == "json":
-                text = _ESCAPED.sub(_unescape, match["json"]).rstrip("\r\n")
-                text = clean(text)
-                hit = match
-                break
             groups = match.groupdict()
-            source = groups.get("name") or source if name not in ("slurm", "tag") else source
-            flag = groups.get("flag") or flag
-            if groups.get("rank"):
-                rank = f"TP{groups['rank']}"
-            text = text[match.end() :]
-            hit = match
-            break
-        if hit is None:
-            match = _BARE_ISO.match(text)
-            if match is None:
+            if name == "json":
+                rest = text[match.end() :]
+                text = clean(_ESCAPED.sub(_unescape, groups["json"] or "").rstrip("\r\n"))
+                told = _JSON_TIME.search(rest)
+                wrap.stamp = wrap.stamp or (told[1] if told else "")
                 break
+            if name in _NAMED:
+                wrap.source = groups.get("name") or wrap.source
+            wrap.flag = groups.get("flag") or wrap.flag
+            wrap.stamp = wrap.stamp or groups.get("stamp") or ""
+            if groups.get("rank"):
+                wrap.rank = f"TP{groups['rank']}"
             text = text[match.end() :]
-    return text, source, rank, flag
+            break
+        else:
+            break
+    wrap.text = text
 
 
 def parse(no: int, raw: str, year: int = 1970, joined: str | None = None) -> Line:
     """One clean text -> Line. year: for stamps that have none. joined: the text when it was put together from parts."""
-    text, source, rank, _ = unwrap(raw) if joined is None else (joined, "", "", "")
-    if joined is None and text.endswith("across cluster]"):
+    wrap = unwrap(raw if joined is None else joined)
+    text, rank = wrap.text, wrap.rank
+    if text.endswith("across cluster]"):
         text = _RAY_REPEAT.sub("", text)
+    wrap_s = _wrapper_s(wrap.stamp, year) if wrap.stamp else None
     at_s: float | None = None
     level = process = ""
     body = text
@@ -208,7 +232,21 @@ def parse(no: int, raw: str, year: int = 1970, joined: str | None = None) -> Lin
         word = _LEVEL.match(body)
         if word:
             level = "WARNING" if word[1] == "WARN" else word[1]
-    return Line(no, joined if joined is not None else raw, text, body, at_s, rank, source, level, process)
+    return Line(no, joined if joined is not None else raw, text, body, at_s, rank, wrap.source, level, wrap_s, process)
+
+
+_MONTHS = {name: n for n, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+
+
+def _wrapper_s(stamp: str, year: int) -> float | None:
+    """ISO with or without zone, or syslog's "Nov 29 18:06:22" -> Unix seconds."""
+    if stamp[0].isdigit():
+        try:
+            return datetime.fromisoformat(stamp.replace(",", ".")).timestamp()
+        except (ValueError, OverflowError):
+            return None
+    month = _MONTHS.get(stamp[:3])
+    return _clock.at(f"{year:04d}-{month:02d}-{stamp[4:6].strip():0>2}", stamp[7:15]) if month else None
 
 
 class LineCutter:
@@ -311,29 +349,23 @@ class LineReader:
         if not raw or raw.isspace():
             return []
         if " P " in raw[:60] or (self._parts and " F " in raw[:60]):
-            body, _source, _rank, flag = unwrap(raw)
-            if flag == "P":
+            wrap = unwrap(raw)
+            if wrap.flag == "P":
                 if not self._parts:
                     self._part_no = no
                 if self._part_chars < HEAD_B + TAIL_B:
-                    self._parts.append(body)
-                    self._part_chars += len(body)
+                    self._parts.append(wrap.text)
+                    self._part_chars += len(wrap.text)
                 return []
-            if flag == "F" and self._parts:
-                whole = "".join(self._parts) + body
-                number = self._part_no
-                self._parts, self._part_chars = [], 0
-                return [parse(number, part, self.year, joined=unwrap(part)[0]) for part in cut_stamps(whole)]
-        out: list[Line] = []
+            if wrap.flag == "F" and self._parts:
+                self._parts.append(wrap.text)
+                return self.flush()
         if raw.find("[20", 1) > 0:
-            text_only, _source, _rank, flag = unwrap(raw)
-            if text_only.find("[20", 1) > 0:
-                parts = cut_stamps(text_only)
-                if len(parts) > 1:
-                    prefix = raw[: len(raw) - len(text_only)] if raw.endswith(text_only) else ""
-                    for part in parts:
-                        out.append(parse(no, prefix + part, self.year))
-                    return out
+            inner = unwrap(raw).text
+            parts = cut_stamps(inner)
+            if len(parts) > 1:
+                prefix = raw[: len(raw) - len(inner)] if raw.endswith(inner) else ""
+                return [parse(no, prefix + part, self.year) for part in parts]
         return [parse(no, raw, self.year)]
 
     def flush(self) -> list[Line]:
@@ -343,3 +375,25 @@ class LineReader:
         number = self._part_no
         self._parts, self._part_chars = [], 0
         return [parse(number, part, self.year, joined=part) for part in cut_stamps(whole)]
+
+
+def is_newest_first(lines: list[Line]) -> bool:
+    """Does the text run backwards, as exports of log viewers do? Stamps, traces and bars vote."""
+    forward = backward = 0
+    for stamps in ([n.at_s for n in lines if n.at_s is not None], [n.wrap_s for n in lines if n.wrap_s is not None]):
+        for a, b in pairwise(stamps):
+            forward += b > a
+            backward += b < a
+    for one, two in pairwise(lines):
+        if "Traceback (most recent call last)" in one.body and two.body.lstrip().startswith('File "'):
+            forward += 3
+        elif "Traceback (most recent call last)" in two.body and one.body.lstrip().startswith('File "'):
+            backward += 3
+        left, right = _PERCENT.search(one.body), _PERCENT.search(two.body)
+        if left and right and left[2] == right[2]:
+            forward += int(left[1]) < int(right[1])
+            backward += int(left[1]) > int(right[1])
+    return backward >= 2 and backward > 2 * forward
+
+
+_PERCENT = re.compile(r"\b(\d+)/(\d+) \[")

@@ -191,6 +191,8 @@ class LoadTracker:
         self._arrived_s: float | None = None
         self._log_s: float | None = None
         self._collector = Collector()
+        self._wrap_offset: float | None = None
+        self._own_stamps = False
         self.bytes_fed = 0
 
     # --- input -----------------------------------------------------------------------------------------------------
@@ -246,6 +248,8 @@ class LoadTracker:
     # --- folding ---------------------------------------------------------------------------------------------------
 
     def _take(self, line: Line) -> None:
+        if line.wrap_s is not None:
+            line = self._timed(line)
         start = self._start
         start.last_line = line
         if line.at_s is not None:
@@ -263,6 +267,21 @@ class LoadTracker:
         if event is not None:
             self._apply(event, line)
         self._collector.note(line, self._start.phase, self._start.round, self._engine)
+
+    def _timed(self, line: Line) -> Line:
+        """A line without a stamp of its own takes its wrapper's, moved by the time zones' difference; a wrapper whose
+        stamps do not run with the log's own is not believed."""
+        wrap_s = line.wrap_s
+        assert wrap_s is not None
+        if line.at_s is not None:
+            delta = line.at_s - wrap_s
+            zone = round(delta / 900) * 900
+            self._wrap_offset = float(zone) if abs(delta - zone) < 120 else None
+            self._own_stamps = True
+            return line
+        if self._own_stamps and self._wrap_offset is None:
+            return line
+        return replace(line, at_s=wrap_s + (self._wrap_offset or 0.0))
 
     def _birth(self, stamp: float) -> float:
         """When the start began: its first stamp, or the arrival of earlier lines without one if that is near before it."""
@@ -438,6 +457,10 @@ class LoadTracker:
             self._new_start(line)
             start = self._start
         phase = event.phase
+        if phase in _CLIENT_PHASES:
+            if not start.phase_seen or start.phase in _CLIENT_PHASES:
+                self._enter(phase, line)
+            return
         if phase is Phase.WEIGHT_LOAD:
             self._on_load_edge(event, line)
             return
@@ -461,7 +484,8 @@ class LoadTracker:
         if event.edge == "end" and phase is Phase.GRAPH_CAPTURE:
             start.ended.add(f"graph{start.round}{rank}")
         self._enter(phase, line)
-        start.work_line = line
+        if "Using KV cache dtype" not in line.body:
+            start.work_line = line
 
     def _on_load_edge(self, event: PhaseEdge, line: Line) -> None:
         start, rank = self._start, line.rank
@@ -519,7 +543,8 @@ class LoadTracker:
                 return
             self._enter(Phase.GRAPH_CAPTURE, line)
         elif kind in ("train", "extract", "bench"):
-            if start.phase_seen and start.phase not in _CLIENT_PHASES:
+            server = start.phase_seen and start.phase not in _CLIENT_PHASES
+            if server and (kind == "bench" or start.ready_line or start.phase in (Phase.HTTP, Phase.WARMUP, Phase.SERVING)):
                 return
             self._enter(Phase(kind), line)
             start.target = ShardCount(event.done, event.total)
@@ -574,8 +599,10 @@ class LoadTracker:
             if at is not None:
                 start.rhythm.append((at, event.done))
             start.work_line = line
-        elif start.work_line is None or same:
-            start.work_line = line
+        elif bar is not None:
+            start.bar.line = bar.line  # the first refresh that reached this count
+            if start.work_line is None:
+                start.work_line = line
 
     def _on_decode(self, event: Decoded, line: Line) -> None:
         start = self._start
@@ -645,6 +672,8 @@ class LoadTracker:
         log_now = (self._log_s + (silence or 0.0)) if self._log_s is not None else None
         verdict = decide(self._collector, self._facts(silence, log_now))
         phase = verdict.phase or start.phase
+        if phase is Phase.BENCH:
+            target = _bench_count(self._collector.numbers, target)
         spans = tuple(start.spans)
         view = LoadView(
             state=verdict.state,
@@ -843,6 +872,18 @@ def _newer(old: ShardCount | None, bar: Bar) -> ShardCount:
     ):
         return old  # a side bar (one rank's extra file) starts while the main one runs
     return ShardCount(bar.done, bar.total)
+
+
+def _bench_count(numbers: Mapping[str, float], bar: ShardCount | None) -> ShardCount | None:
+    """Requests that succeeded, of all that were asked for; replies without a token are no successes."""
+    total = numbers.get("total") or (bar.total if bar else None)
+    if total is None:
+        return bar
+    good = numbers.get("successful")
+    done = good if good is not None else (bar.done if bar else 0)
+    if numbers.get("throughput") == 0 or numbers.get("generated") == 0:
+        done = 0
+    return ShardCount(int(done), int(total))
 
 
 def _merged(old: DecodeBatch, new: DecodeBatch) -> DecodeBatch:

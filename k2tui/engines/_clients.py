@@ -10,7 +10,7 @@ from k2tui.engines._grammar import parse_bar
 
 _BENCH = re.compile(
     r"^\s*(?:Namespace\(backend=|#Input tokens:|Starting (?:initial single prompt|main benchmark|request \d+|benchmark)|=+ ?(?:Serving|Offline)?.{0,20}Benchmark Result|Benchmarking|Warming up with)"
-    r"|benchmark_args=|Successful requests:|Total generated tokens:|bench_serving"
+    r"|['\"]?total_requests['\"]?:|HTTP Request: (?:POST|GET) http|benchmark_args=|Successful requests:|Total generated tokens:|bench_serving"
 )
 _TRAIN = re.compile(
     r"\b(?:[Gg]lobal [Ss]tep|[Ee]poch[ :=\[]+\d+|train_loss|training step|Training|torch/distributed/elastic|torch\.distributed\.elastic|torch\.distributed\.run)\b|'loss': |\bloss[=:] ?\d"

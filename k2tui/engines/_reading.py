@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
+from dataclasses import dataclass
+from typing import Any
 
+from k2tui.core.diagnosis import Finding, Verdict
 from k2tui.core.eta import EtaModel
-from k2tui.core.loadlines import Line
-from k2tui.core.tracker import LoadTracker
+from k2tui.core.load import LoadView
+from k2tui.core.loadlines import Line, is_newest_first, read_lines
+from k2tui.core.tracker import Evidence, LoadTracker
 from k2tui.engines import _clients, sglang, vllm
 
 _VLLM = re.compile(
@@ -42,3 +47,52 @@ def load_tracker(*, eta: EtaModel | None = None, stall_s: float = 0.0) -> LoadTr
         eta=eta,
         stall_s=stall_s,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A whole log, read: the view, the verdict behind it and every proving line."""
+
+    view: LoadView
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+
+    def answer(self) -> dict[str, Any]:
+        """The keys that `k2tui diagnose --json` prints."""
+        view, verdict = self.view, self.verdict
+        shards = None
+        if view.target is not None or view.draft is not None:
+            shards = {
+                "done": view.target.done if view.target else None,
+                "total": view.target.total if view.target else None,
+                "draft_done": view.draft.done if view.draft else None,
+                "draft_total": view.draft.total if view.draft else None,
+            }
+        return {
+            "state": str(view.state),
+            "phase": str(view.phase),
+            "shards": shards,
+            "root_cause": verdict.root_cause or "healthy",
+            "root_cause_group": verdict.group,
+            "proof_line": view.proof_line,
+            "proof_line_no": view.proof_line_no,
+            "remedy": verdict.remedy or "None needed.",
+            "confidence": round(verdict.confidence, 2),
+            "software": view.engine,
+            "version": view.version,
+        }
+
+
+def read_whole(data: bytes, now_s: float, evidence: Evidence) -> Reading:
+    """Read a log that is not followed. A newest-first export is turned round; line numbers stay those of the file."""
+    tracker = load_tracker()
+    year = time.localtime(now_s).tm_year
+    head = read_lines(data[: 1 << 20], year)
+    if is_newest_first(head):
+        lines = head if len(data) <= 1 << 20 else read_lines(data, year)
+        tracker.feed_lines(lines[::-1], now_s)
+    else:
+        tracker.feed(data, now_s)
+        tracker.finish(now_s)
+    tracker.evidence(evidence)
+    return Reading(tracker.view(now_s), tracker.verdict(now_s), tracker.findings())

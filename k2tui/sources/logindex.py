@@ -298,4 +298,34 @@ def _literal(pattern: str) -> bytes | None:
     return pattern.encode() if pattern.isascii() else None
 
 
-__all__ = ["K2Error", "LogFile", "fold"]
+START_MARKS = (b"server_args=", b"vLLM API server version", b"[k2tui embedded engine]")
+_WHOLE_B = 32 << 20
+
+
+def newest_start(path: str | Path, max_b: int = 256 << 20) -> bytes:
+    """The bytes of a log from its newest start on (a few lines before it included), at most the last max_b.
+
+    Small files (32 MiB) come whole: earlier starts are worth knowing then.
+    """
+    with open(path, "rb") as fh:
+        size = os.fstat(fh.fileno()).st_size
+        if size <= _WHOLE_B:
+            return fh.read()
+        end, step, found = size, 8 << 20, -1
+        while end > 0 and found < 0 and size - end < max_b:
+            start = max(0, end - step)
+            fh.seek(start)
+            data = fh.read(min(end + 64, size) - start)
+            at = max(data.rfind(mark) for mark in START_MARKS)
+            if at >= 0:
+                found = start + at
+            end = start
+        begin = max(0, (found if found >= 0 else size - _WHOLE_B) - (64 << 10))
+        begin = max(begin, size - max_b)
+        fh.seek(begin)
+        data = fh.read(size - begin)
+        cut = data.find(b"\n") + 1 if begin else 0
+        return data[cut:]
+
+
+__all__ = ["START_MARKS", "K2Error", "LogFile", "fold", "newest_start"]

@@ -1,0 +1,115 @@
+"""`k2tui diagnose LOG`: what a server's log says: state, phase, cause, the proving line, what to do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from k2tui.errors import K2Error, UsageError
+
+HELP = "find the cause in a log: state, phase, proving line, remedy"
+DESCRIPTION = (
+    "Reads the log of an SGLang or vLLM server, a trainer or a benchmark client and says what happened. LOG is a file or - for "
+    "standard input. Exit code 0: healthy, 1: failed, 3: loading, stalled or degraded."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", metavar="LOG", help="log file, or - for standard input")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument(
+        "--context", metavar="FILE", help="JSON with what is known besides the log (silence_s, alive, exit_code, gpu_util, ...)"
+    )
+    parser.add_argument("--all", action="store_true", help="also print every other proving line that was found")
+
+
+def read_context(path: str | None) -> dict[str, Any]:
+    """The facts of --context. Raises UsageError naming the file and what is wrong with it."""
+    if path is None:
+        return {}
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as err:
+        raise UsageError(f"{path}: {err.strerror or err}", "give the path of a JSON file") from None
+    except ValueError as err:
+        raise UsageError(f"{path}: not valid JSON: {err}", 'expected an object such as {"silence_s": 600, "alive": true}') from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: expected a JSON object, not {type(value).__name__}", '{"silence_s": 600, "alive": true}')
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    from k2tui.core.tracker import Evidence
+    from k2tui.engines._reading import read_whole
+
+    context = read_context(args.context)
+    now = time.time()
+    data, silence = _read_log(args.log, now)
+    if args.context is None and silence is not None:
+        context.setdefault("silence_s", silence)
+    names = {f.name for f in fields(Evidence)} - {"extra", "is_complete"}
+    known = {k: v for k, v in context.items() if k in names and _fits(k, v)}
+    extra: Mapping[str, object] = {k: v for k, v in context.items() if k not in known}
+    reading = read_whole(data, now, Evidence(**known, extra=extra, is_complete=True))
+    answer = reading.answer()
+    if args.json:
+        print(json.dumps(answer, ensure_ascii=False))
+    else:
+        _print(answer, reading.view.verdict)
+        if args.all:
+            for finding in reading.findings:
+                print(f"  line {finding.line.no}: {finding.root_cause}: {finding.line.raw[:300]}")
+    state = answer["state"]
+    return 1 if state == "failed" else 0 if state in ("ready", "stopped") else 3
+
+
+def _fits(key: str, value: object) -> bool:
+    if key in ("alive", "http_checked", "wanted_stop"):
+        return isinstance(value, bool) or value is None
+    if key in ("model_path", "served_model_name", "expected_model"):
+        return isinstance(value, str) or value is None
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _read_log(name: str, now_s: float) -> tuple[bytes, float | None]:
+    """The bytes that decide, and how long ago the file last changed (None for a stream)."""
+    from k2tui.sources.logindex import newest_start
+    from k2tui.sources.tail import READ_B, Tail
+
+    if name == "-":
+        keep = 64 << 20
+        data = bytearray()
+        while chunk := sys.stdin.buffer.read(READ_B):
+            data += chunk
+            if len(data) > 2 * keep:
+                del data[:-keep]
+        return bytes(data), None
+    with Tail(name) as tail:
+        if tail.is_missing:
+            raise K2Error(f"no such file: {name}", "check the path")
+        size = tail.size()
+        if size is None:
+            raise K2Error(f"{name} is not a regular file", f"read it through standard input: k2tui diagnose - < {name}")
+        modified = tail.modified_s()
+        return newest_start(name), None if modified is None else max(0.0, now_s - modified)
+
+
+def _print(answer: dict[str, Any], sentence: str) -> None:
+    software = " ".join(str(answer[k]) for k in ("software", "version") if answer[k])
+    print(f"{answer['state']}: {sentence or answer['root_cause']}")
+    print(f"  phase       {answer['phase']}" + (f"   ({software})" if software else ""))
+    shards = answer["shards"]
+    if shards and shards.get("total"):
+        draft = f", draft {shards['draft_done']}/{shards['draft_total']}" if shards.get("draft_total") else ""
+        print(f"  shards      {shards['done']}/{shards['total']}{draft}")
+    print(f"  cause       {answer['root_cause']} ({answer['root_cause_group']}), confidence {answer['confidence']:.0%}")
+    if answer["proof_line"]:
+        print(f"  line {answer['proof_line_no']:<6} {answer['proof_line'][:500]}")
+    if answer["remedy"]:
+        print(f"  what to do  {answer['remedy']}")
