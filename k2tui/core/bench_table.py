@@ -236,10 +236,12 @@ def detail(row: BenchRow, metrics: Sequence[Metric], facts: Mapping[str, Any], w
          for m in single],
         [False, True, False, False],
     )  # fmt: skip
-    engine = run.get("engine") or {}
+    engine: Mapping[str, Any] = run.get("engine") or {}
+    launch: Mapping[str, Any] = server.get("args") or {}
+    chosen: Mapping[str, Any] = work.get("params") or {}
     how = ", ".join(f"{k}={_short(v)}" for k, v in engine.items() if v is not None)
-    args = ", ".join(f"{k}={_short(v)}" for k, v in (server.get("args") or {}).items())
-    params = ", ".join(f"{k}={_short(v)}" for k, v in (work.get("params") or {}).items())
+    args = ", ".join(f"{k}={_short(v)}" for k, v in launch.items())
+    params = ", ".join(f"{k}={_short(v)}" for k, v in chosen.items())
     tail = [f"  {k:<9} {clean(v)}" for k, v in (("client", how), ("args", args), ("params", params)) if v]
     return "\n".join(
         fit(x, width) for x in [*head, "", *lines, "", *(f"  {x}" for x in facts_lines), "", *tail]

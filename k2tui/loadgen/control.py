@@ -14,6 +14,7 @@ import httpx
 
 from k2tui.core.workload import fingerprint
 from k2tui.errors import K2Error, NotReadyError, UsageError
+from k2tui.loadgen.jsonvalue import listing, mapping
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,10 @@ class Control:
 
     def facts(self) -> ServerFacts:
         """What it serves; fields stay empty when the server does not say."""
-        info: dict[str, Any] = self._get("/server_info") or self._get("/get_server_info") or {}
-        model_info: dict[str, Any] = self._get("/model_info") or self._get("/get_model_info") or {}
-        listed: dict[str, Any] = self._get("/v1/models") or {}
-        data: list[dict[str, Any]] = listed.get("data") or [{}]
+        info = mapping(self._get("/server_info") or self._get("/get_server_info"))
+        model_info = mapping(self._get("/model_info") or self._get("/get_model_info"))
+        listed = listing(mapping(self._get("/v1/models")).get("data"))
+        data = [mapping(m) for m in listed] or [mapping(None)]
         model = str(
             data[0].get("id") or model_info.get("served_model_name") or model_info.get("model_path") or ""
         )
@@ -129,7 +130,7 @@ class Control:
             engine = "sglang"
         elif owner == "vllm":
             engine = "vllm"
-            version = str((self._get("/version") or {}).get("version") or "")
+            version = str(mapping(self._get("/version")).get("version") or "")
         path = str(info.get("model_path") or model_info.get("model_path") or data[0].get("root") or "")
         args = {k: info[k] for k in SPEED_ARGS if info.get(k) is not None}
         most = info.get("max_running_requests")
@@ -167,8 +168,8 @@ def _vocab_size(path: str, *infos: Mapping[str, Any]) -> int | None:
         if isinstance(info.get("vocab_size"), int):
             return int(info["vocab_size"])
     try:
-        config: dict[str, Any] = json.loads((Path(path) / "config.json").read_text())
+        config = mapping(json.loads((Path(path) / "config.json").read_text()))
     except (OSError, ValueError):
         return None
-    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    size = config.get("vocab_size") or mapping(config.get("text_config")).get("vocab_size")
     return size if isinstance(size, int) else None

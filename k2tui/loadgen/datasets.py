@@ -13,6 +13,7 @@ from typing import Any
 from k2tui.core import workload as w
 from k2tui.core.workload import Prompt, Workload
 from k2tui.errors import UsageError
+from k2tui.loadgen.jsonvalue import listing, mapping
 
 KINDS = ("random", "shared-prefix", "multi-turn", "mooncake", "sharegpt", "tokenized", "jsonl")
 DEFAULT_OUTPUT = 128  # tokens, where a file says nothing
@@ -85,22 +86,22 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 head = fh.read(1)
             fh.seek(0)
             if head == "[":
-                items: Any = json.load(fh)
+                items: list[Any] = json.load(fh)
                 for number, item in enumerate(items, 1):
                     if not isinstance(item, dict):
                         raise UsageError(f"{path}: item {number} is no object")
-                    yield number, item
+                    yield number, mapping(item)
                 return
             for number, line in enumerate(fh, 1):
                 if not line.strip():
                     continue
                 try:
-                    item = json.loads(line)
+                    found: Any = json.loads(line)
                 except ValueError as err:
                     raise UsageError(f"{path}:{number}: not JSON ({err})") from None
-                if not isinstance(item, dict):
+                if not isinstance(found, dict):
                     raise UsageError(f"{path}:{number}: a line must be an object {{...}}")
-                yield number, item
+                yield number, mapping(found)
     except UsageError:
         raise
     except ValueError as err:
@@ -162,7 +163,7 @@ def _sharegpt(item: dict[str, Any], where: str, want: Wanted) -> Prompt | None:
         raise UsageError(
             f"{where}: no list 'conversations'", "ShareGPT files have it; for other files use jsonl:FILE"
         )
-    turns = [t for t in talk if isinstance(t, dict)]
+    turns = [mapping(t) for t in listing(talk)]
     human = next((k for k, t in enumerate(turns) if t.get("from") in ("human", "user")), None)
     if human is None or human + 1 >= len(turns):
         return None
@@ -176,12 +177,12 @@ def _sharegpt(item: dict[str, Any], where: str, want: Wanted) -> Prompt | None:
 
 def _tokenized(item: dict[str, Any], where: str, want: Wanted) -> Prompt | None:
     """{"input_ids": [...], "loss_mask": [...]}: ids up to the first learned token are the prompt, the rest the answer."""
-    ids = item.get("input_ids")
-    if not isinstance(ids, list) or not ids or not all(isinstance(t, int) for t in ids):
+    ids = listing(item.get("input_ids"))
+    if not ids or not all(isinstance(t, int) for t in ids):
         raise UsageError(f"{where}: 'input_ids' must be a list of token numbers")
-    mask = item.get("loss_mask")
+    mask = listing(item.get("loss_mask"))
     cut = len(ids)
-    if isinstance(mask, list) and len(mask) == len(ids) and any(mask):
+    if len(mask) == len(ids) and any(mask):
         cut = next(k for k, m in enumerate(mask) if m)
     if cut == 0:
         cut = max(len(ids) // 2, 1)
@@ -200,9 +201,9 @@ def _jsonl(item: dict[str, Any], where: str, want: Wanted) -> Prompt | None:
         raise UsageError(f"{where}: the output length {asked!r} is no whole number above 0")
     if isinstance(item.get("input_ids"), list):
         return _tokenized(item, where, want)
-    messages = item.get("messages")
-    if isinstance(messages, list) and messages:
-        kept = [m for m in messages if isinstance(m, dict)]
+    messages = listing(item.get("messages"))
+    if messages:
+        kept = [mapping(m) for m in messages if isinstance(m, dict)]
         while kept and kept[-1].get("role") == "assistant":
             kept.pop()
         return Prompt(asked, messages=tuple(kept)) if kept else None

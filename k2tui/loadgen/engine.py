@@ -112,10 +112,11 @@ class EpollEngine:
         self.idle_timeout_ns = int(idle_timeout_s * 1e9)
         self.keep_text = keep_text
         try:
-            info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as err:
             raise NotReadyError(f"cannot resolve {host!r}: {err.strerror or err}", "check the URL") from None
-        self._family, _, _, _, self._address = info[0]
+        # "localhost" may be ::1 and 127.0.0.1 while the server listens on one of them: the first that answers stays
+        self._places = [(info[0], info[4]) for info in infos]
         self._ep = select.epoll()
         self._conns: dict[int, _Conn] = {}
         self._free: list[_Conn] = []
@@ -131,13 +132,29 @@ class EpollEngine:
         allow_files(n + 64)
         while len(self._free) < n:
             try:
-                sock = socket.create_connection(self._address[:2], timeout=10)
+                sock = self._first_that_answers()
             except OSError as err:
                 raise NotReadyError(
                     f"{self.host}:{self.port} refused connection {len(self._free) + 1} of {n}: {err.strerror or err}",
                     "is the server up? its log says how many connections it takes",
                 ) from None
             self._free.append(self._adopt(sock))
+
+    def _first_that_answers(self) -> socket.socket:
+        """A connected socket; raises the last OSError when no address answers."""
+        problem: OSError | None = None
+        for place in self._places:
+            sock = socket.socket(place[0], socket.SOCK_STREAM)
+            sock.settimeout(10)
+            try:
+                sock.connect(place[1])
+            except OSError as err:
+                sock.close()
+                problem = err
+                continue
+            self._places = [place]
+            return sock
+        raise problem or OSError("no address")
 
     def _adopt(self, sock: socket.socket) -> _Conn:
         sock.setblocking(False)
@@ -151,7 +168,8 @@ class EpollEngine:
 
     def _connect(self) -> _Conn:
         """A connection in the making: the loop sends once it stands."""
-        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        family, address = self._places[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._kernel:
@@ -159,7 +177,7 @@ class EpollEngine:
         conn = _Conn(sock)
         conn.connecting = True
         try:
-            sock.connect(self._address)
+            sock.connect(address)
         except BlockingIOError:
             pass
         self._conns[conn.fd] = conn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from k2tui.errors import UsageError
 
@@ -185,22 +184,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_argument("--proxy", default="", metavar="URL", help="http:// proxy (uses the asyncio engine)")
     client.add_argument("--insecure", action="store_true", help="do not check the TLS certificate")
     client.add_argument("--ca-file", default="", help="TLS certificates to trust")
-
-
-def to_argv(values: dict[str, Any]) -> list[str]:
-    """The command line that parses back to these values; None, "" and False are left out."""
-    argv: list[str] = []
-    for key, value in values.items():
-        if value is None or value == "" or value is False:
-            continue
-        flag = "--" + key.replace("_", "-")
-        if value is True:
-            argv.append(flag)
-        elif isinstance(value, list | tuple):
-            argv += [flag, ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in value)]
-        else:
-            argv += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
-    return argv
 
 
 def check(args: argparse.Namespace) -> None:

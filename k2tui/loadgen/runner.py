@@ -25,6 +25,7 @@ from k2tui.loadgen.control import Control, ServerFacts, api_headers, split_url
 from k2tui.loadgen.datasets import Wanted, build
 from k2tui.loadgen.dialect import Dialect
 from k2tui.loadgen.engine import EpollEngine, Facts, Work
+from k2tui.loadgen.jsonvalue import mapping
 from k2tui.loadgen.stream import Exchange
 
 USAGE_EACH_MAX = 32  # in flight; above it a running count with every chunk would cost the server
@@ -145,14 +146,15 @@ class Bench:
 def open_bench(args: argparse.Namespace) -> Bench:
     """Check everything that can be wrong before the first request. Raises K2Error."""
     slo = parse_slo(args.goodput)
-    extra: Any = {}
+    extra: dict[str, Any] = {}
     if args.extra_body:
         try:
-            extra = json.loads(args.extra_body)
+            found: Any = json.loads(args.extra_body)
         except ValueError as err:
             raise UsageError(f"--extra-body is no JSON: {err}") from None
-        if not isinstance(extra, dict):
+        if not isinstance(found, dict):
             raise UsageError("--extra-body must be a JSON object")
+        extra = mapping(found)
     control = Control(args.url)
     control.check()
     facts = control.facts()
@@ -475,7 +477,7 @@ def run(args: argparse.Namespace) -> int:
             bench.db.close()
     report_result({"rows": [asdict(r) for r in rows], "sweep": bench.sweep, "url": bench.control.url})
     if args.json:
-        print(json.dumps([asdict(r) for r in rows], indent=1))
+        print(json.dumps({"schema": 1, "runs": [asdict(r) for r in rows]}, indent=1))
     else:
         print()
         print(rows_table(rows))

@@ -11,6 +11,7 @@ from array import array
 from typing import Any
 
 from k2tui.core.bench_record import RequestRecord
+from k2tui.loadgen.jsonvalue import listing, mapping
 
 MAX_HEADER = 65536
 MAX_BODY_KEPT = 65536  # of an answer that is not a stream (an error page): the rest is counted, not kept
@@ -43,7 +44,7 @@ class Answer:
         self.reset()
 
     def reset(self) -> None:
-        self._carry = b""  # bytes not understood yet
+        self._carry: bytes = b""  # bytes not understood yet
         self._mode = 0  # 0 head, 1 chunk size, 2 chunk data, 3 chunk end, 4 trailer, 5 sized, 6 until close
         self._left = 0
         self._line = b""  # unfinished line of the event stream
@@ -359,11 +360,12 @@ class Exchange:
             self.done_mark = True
             return False
         try:
-            event: Any = json.loads(payload)
+            found: Any = json.loads(payload)
         except ValueError:
             self._set_error("protocol", f"an event that is not JSON: {payload[:80]!r}")
             return False
-        if not isinstance(event, dict):
+        event = mapping(found)
+        if not event:
             return False
         problem: Any = event.get("error")
         if problem:
@@ -375,9 +377,9 @@ class Exchange:
         return self._generate(event, payload) if self.api == "generate" else self._openai(event, payload)
 
     def _generate(self, event: dict[str, Any], payload: bytes) -> bool:
-        meta: dict[str, Any] = event.get("meta_info") or {}
+        meta = mapping(event.get("meta_info"))
         text: str = event.get("text") or ""
-        ids: list[int] = event.get("output_ids") or []
+        ids: list[int] = listing(event.get("output_ids"))
         if self.keep_text:
             if ids:
                 self.output_ids = ids if len(ids) >= len(self.output_ids) else self.output_ids + ids
@@ -387,7 +389,7 @@ class Exchange:
         before = self.cumulative[-1] if self.cumulative else 0
         reason = meta.get("finish_reason")
         if reason:
-            kind: Any = reason.get("type") if isinstance(reason, dict) else reason
+            kind: Any = mapping(reason).get("type") or reason
             self.finish = str(kind)
             if kind == "abort":
                 self._set_error("in_band", _words(reason))
@@ -405,7 +407,7 @@ class Exchange:
         return True
 
     def _openai(self, event: dict[str, Any], payload: bytes) -> bool:
-        usage: dict[str, Any] | None = event.get("usage")
+        usage = mapping(event.get("usage"))
         total: int | None = None
         if usage:
             total = usage.get("completion_tokens")
@@ -413,23 +415,23 @@ class Exchange:
                 self.out_tokens = int(total)
             if usage.get("prompt_tokens") is not None:
                 self.prompt_tokens = int(usage["prompt_tokens"])
-            details: Any = usage.get("prompt_tokens_details")
-            if isinstance(details, dict) and details.get("cached_tokens") is not None:
-                self.cached = int(details["cached_tokens"])
+            cached = mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
+            if cached is not None:
+                self.cached = int(cached)
         if event.get("sglext"):
             self._extension(event["sglext"])
-        choices: list[Any] = event.get("choices") or []
+        choices = listing(event.get("choices"))
         if not choices:
             return False
-        choice: dict[str, Any] = choices[0]
+        choice = mapping(choices[0])
         if choice.get("sglext"):
             self._extension(choice["sglext"])
         if choice.get("finish_reason"):
             self.finish = str(choice["finish_reason"])
             if self.finish in ("abort", "error"):
                 self._set_error("in_band", f"finish_reason {self.finish}")
-        delta: dict[str, Any] | None = choice.get("delta")
-        if delta is not None:
+        if choice.get("delta") is not None:
+            delta = mapping(choice["delta"])
             text = delta.get("content") or ""
             thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
             calls = delta.get("tool_calls")
@@ -457,9 +459,9 @@ class Exchange:
         return True
 
     def _extension(self, ext: Any) -> None:
-        for item in ext.values() if isinstance(ext, dict) else ():
-            if isinstance(item, dict) and "spec_verify_ct" in item:
-                self._meta(item)
+        for item in mapping(ext).values():
+            if "spec_verify_ct" in mapping(item):
+                self._meta(mapping(item))
 
     def _meta(self, meta: dict[str, Any]) -> None:
         if meta.get("prompt_tokens") is not None:
@@ -598,9 +600,7 @@ def usage_is_final(event: dict[str, Any]) -> bool:
 
 
 def _words(problem: Any) -> str:
-    if isinstance(problem, dict):
-        return str(problem.get("message") or problem)
-    return str(problem)
+    return str(mapping(problem).get("message") or problem)
 
 
 def _body_words(body: bytes) -> str:
@@ -610,7 +610,6 @@ def _body_words(body: bytes) -> str:
         value: Any = json.loads(text)
     except ValueError:
         return " ".join(text.split())[:300]
-    if isinstance(value, dict):
-        inner = value.get("error") or value.get("message") or value.get("detail") or value
-        return _words(inner)[:300]
-    return str(value)[:300]
+    told = mapping(value)
+    inner: Any = told.get("error") or told.get("message") or told.get("detail") or value
+    return _words(inner)[:300]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from k2tui.config import Config
 from k2tui.errors import UsageError
@@ -41,8 +41,7 @@ def plan(config: Config, params: Mapping[str, Any]) -> StagePlan:
     argv = [sys.executable, "-m", "k2tui.loadgen"]
     for key, value in values.items():
         argv += _flag(key, value)
-    load = values.get("request_rate") or values["concurrency"]
-    shown = ",".join(map(str, load)) if isinstance(load, list | tuple) else str(load)
+    shown = _words(values.get("request_rate") or values["concurrency"])
     label = str(values.get("label") or "")
     title = f"bench {label} {'rate' if values.get('request_rate') else 'C'}={shown}".replace("  ", " ")
     return StagePlan(title=title, argv=tuple(argv), env={}, params=values, grace_s=20.0)
@@ -54,11 +53,18 @@ def _flag(key: str, value: Any) -> list[str]:
         return []
     if value is True:
         return [flag]
-    if isinstance(value, list | tuple):
-        return [flag, ",".join(map(str, value))] if value else []
+    text = _words(value)
+    if not text:
+        return []
     # one word, so that a value with a leading dash stays a value
-    text = str(value)
     return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+
+
+def _words(value: Any) -> str:
+    """A list as "1,4,8", anything else as it is."""
+    if isinstance(value, list | tuple):
+        return ",".join(str(v) for v in cast("Sequence[Any]", value))
+    return str(value)
 
 
 STAGE = Stage(

@@ -37,7 +37,7 @@ def bench(
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
-    return json.loads(done.stdout) if done.stdout.strip() else []
+    return json.loads(done.stdout)["runs"] if done.stdout.strip() else []
 
 
 @pytest.mark.parametrize("api", ["generate", "completions", "chat"])
