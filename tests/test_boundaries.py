@@ -58,3 +58,11 @@ def test_readme_test_command_is_what_ci_runs() -> None:
     command = next(line for line in after.splitlines() if line.startswith("python3"))
     assert "pytest" in command and "[local,dev]" in command
     assert "README.md" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_verb_stands_in_the_docs() -> None:
+    from k2tui.cli import verb_names
+
+    text = (ROOT / "docs" / "cli.md").read_text()
+    missing = [name for name in verb_names() if f"`{name}" not in text and f"k2tui {name}" not in text]
+    assert missing == []
