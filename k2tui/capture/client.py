@@ -295,12 +295,10 @@ class Extraction:
             for fact in facts:
                 for key, reason in fact.get("reasons", {}).items():
                     index = int(key)
-                    if index in self.table.sent or (
-                        index in self.table.leased and self.table.leased[index][0] == state.url
-                    ):
-                        if index in self.table.sent:  # while it is leased the answer may still come
-                            self.reasons[index] = reason
-                            self.table.give_back(index, reason, counts="disk" not in reason)
+                    # while it is leased the answer may still come
+                    if index in self.table.sent and self.table.sent[index][0] == state.url:
+                        self.reasons[index] = reason
+                        self.table.give_back(index, reason, counts="disk" not in reason)
 
     def _mark_gone(self, state: ServerState, reason: str) -> None:
         state.last_error = reason

@@ -226,16 +226,12 @@ def _identity(model: Path) -> dict[str, str]:
 
 
 def _default_boundaries(available: tuple[int, ...], layers: int) -> tuple[int, ...]:
-    usual = layer_ids.default_boundaries(layers)
-    if len(usual) == 3 and set(usual) <= set(available):
+    usual = layer_ids.usual_boundaries(layers)
+    if set(usual) <= set(available):
         return usual
     if len(available) <= 3:
         return available
-    return (
-        available[:3]
-        if len(usual) < 3
-        else tuple(sorted({available[0], available[len(available) // 2], available[-1]}))
-    )
+    return tuple(sorted({available[0], available[len(available) // 2], available[-1]}))
 
 
 def _draft_ids(folder: Path) -> list[int] | None:
@@ -282,7 +278,7 @@ def _dry(plan: Plan, lengths: list[int], heads: list[Any], say: Any) -> dict[str
     from k2tui.capture.model import model_facts
 
     facts = model_facts(plan.model)
-    boundaries = plan.boundaries or layer_ids.default_boundaries(facts.num_hidden_layers)
+    boundaries = plan.boundaries or layer_ids.usual_boundaries(facts.num_hidden_layers)
     manifest = Manifest(facts.hidden_size, facts.num_hidden_layers, boundaries, plan.dtype, plan.last_rows)
     need = _need(plan, manifest, lengths, heads)
     folder = next(p for p in (plan.out, *plan.out.parents) if p.exists())

@@ -52,6 +52,14 @@ def default_boundaries(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({b for b in (2, num_layers // 2, num_layers - 3) if 0 <= b < num_layers}))
 
 
+def usual_boundaries(num_layers: int) -> tuple[int, ...]:
+    """SGLang's default set where it has three layers; else low, middle and high of a very small model."""
+    found = default_boundaries(num_layers)
+    if len(found) == 3:
+        return found
+    return tuple(sorted({min(1, num_layers - 1), num_layers // 2, num_layers - 1}))
+
+
 def to_boundaries(ids: Sequence[int] | None, num_layers: int, rule: Rule) -> tuple[int, ...]:
     """Ids as configured -> physical boundaries, in ascending order (the order in which states are concatenated).
 
@@ -93,7 +101,7 @@ def to_ids(boundaries: Sequence[int], num_layers: int, rule: Rule) -> list[int] 
 
 def candidate_sets(ids: Sequence[int] | None, num_layers: int) -> list[tuple[int, ...]]:
     """Boundary sets that a draft with those ids may have been trained on, likeliest first: raw ids, and one layer later."""
-    base = list(ids) if ids else [2, num_layers // 2, num_layers - 3]
+    base = list(ids) if ids else list(usual_boundaries(num_layers))
     found: list[tuple[int, ...]] = []
     for shift in (1, 0, -1) if ids else (0, 1, -1):
         shifted = tuple(sorted(i + shift for i in base))

@@ -216,9 +216,7 @@ def wanted_boundaries(num_layers: int, text: str | None) -> tuple[int, ...]:
     if text:
         found = tuple(sorted({int(n) for n in re.split(r"[,\s]+", text.strip()) if n}))
     else:
-        base = layer_ids.default_boundaries(num_layers)
-        if len(base) < 3:  # a very small model: the first three boundaries that it has
-            base = tuple(range(1, min(4, num_layers)))
+        base = layer_ids.usual_boundaries(num_layers)
         found = tuple(sorted({b for n in base for b in (n, n + 1) if b < num_layers}))
     bad = [b for b in found if not 0 <= b < num_layers]
     if bad or not found:
