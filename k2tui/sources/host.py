@@ -5,7 +5,6 @@ It knows no GPU and no screen. Budget: less than 0.1 % of one core at one sample
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import resource
@@ -19,8 +18,6 @@ from typing import Any
 
 from k2tui import paths
 from k2tui.core.host import HostSample
-
-log = logging.getLogger(__name__)
 
 _RATES_EVERY_S = 2.0
 _SLOW_EVERY_S = 10.0
@@ -82,8 +79,11 @@ class HostSampler:
         """The newest sample, at once. taken_s is 0.0 until the first one."""
         return self._sample
 
-    def take(self) -> HostSample:
-        """One sample now, in this thread. Rates and CPU shares need an earlier one to compare with: None on the first call."""
+    def take(self, *, with_rates: bool = False) -> HostSample:
+        """One sample now, in this thread. Rates and CPU shares need an earlier one to compare with: None on the first call.
+
+        with_rates: read disk and network counters now, and not only every 2 s.
+        """
         cpu = time.thread_time()
         if self._psutil is None:
             import psutil
@@ -94,7 +94,7 @@ class HostSampler:
         else:
             cores = tuple(float(x) for x in self._psutil.cpu_percent(percpu=True))
         now = time.monotonic()
-        if now >= self._rates_due:
+        if with_rates or now >= self._rates_due:
             self._rates_due = now + _RATES_EVERY_S - 0.25
             self._read_rates(now)
         if now >= self._slow_due:
@@ -126,7 +126,7 @@ class HostSampler:
             except Exception:
                 # the host panel goes stale and shows its age; one line in the log, not one a second
                 if not failed:
-                    log.exception("host sample failed")
+                    _log_exception("host sample failed")
                 failed = True
             self._stop.wait(max(0.05, self.interval_s - (time.monotonic() - began)))
 
@@ -243,3 +243,9 @@ def _or_none(call: Callable[[], Any]) -> Any:
         return call()
     except (OSError, ValueError, KeyError, IndexError, RuntimeError, NotImplementedError, AttributeError):
         return None
+
+
+def _log_exception(text: str) -> None:
+    import logging  # costs a one-shot command more than all its other imports, and is needed when something is broken only
+
+    logging.getLogger(__name__).exception(text)

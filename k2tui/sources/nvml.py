@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import logging
 import math
 import os
 import platform
@@ -25,8 +24,6 @@ from typing import Any
 
 from k2tui.core.gpu import GpuProcess, GpuSample, GpuView, MigSlice, describe_throttle, explain_processes
 from k2tui.sources.procs import ProcessFacts, ProcessTable, clean
-
-log = logging.getLogger(__name__)
 
 _ALL_LINKS = 0xFFFFFFFF
 _NO_INSTANCE = 0xFFFFFFFF
@@ -564,7 +561,7 @@ class NvmlSampler:
                 self._publish(self._sample())
             except Exception:
                 # a fault of ours must not end the sampling: the age of the view shows that something is off
-                log.exception("GPU sample failed")
+                _log_exception("GPU sample failed")
                 self._drop("GPU sampling failed inside k2tui", "see the log file", began)
             self._stop.wait(max(0.05, self.interval_s - (time.monotonic() - began)))
         self._shutdown()
@@ -649,7 +646,7 @@ class NvmlSampler:
             self._drop("nvidia-ml-py is not installed", "pip install nvidia-ml-py", now)
             return
         except self._nvml.NVMLError as err:
-            error, hint = _explain_start(int(err.value), _error_words(self._nvml, err), self._proc)
+            error, hint = explain_start(int(err.value), _error_words(self._nvml, err), self._proc)
             self._drop(error, hint, now)
             if int(err.value) == _MISMATCH:
                 _unload(self._nvml)
@@ -666,7 +663,7 @@ class NvmlSampler:
                 self._devices.append(self._open(index))
         except self._nvml.NVMLError as err:
             self._shutdown()
-            error, hint = _explain_start(int(err.value), _error_words(self._nvml, err), self._proc)
+            error, hint = explain_start(int(err.value), _error_words(self._nvml, err), self._proc)
             self._drop(error, hint, now)
             return
         if not self._devices and not self._known:
@@ -936,7 +933,7 @@ def _is_container(proc: str) -> bool:
         return False
 
 
-def _explain_start(code: int, words: str, proc: str) -> tuple[str, str]:
+def explain_start(code: int, words: str, proc: str) -> tuple[str, str]:
     """(what is wrong, what to do) when the library does not start."""
     if code == _LIBRARY_NOT_FOUND:
         error = "no NVIDIA driver here: libnvidia-ml.so.1 was not found"
@@ -993,3 +990,9 @@ def _kernel_module_version(proc: str) -> str:
     except OSError:
         return ""
     return found[1] if found else ""
+
+
+def _log_exception(text: str) -> None:
+    import logging  # costs a one-shot command more than all its other imports, and is needed when something is broken only
+
+    logging.getLogger(__name__).exception(text)

@@ -38,7 +38,7 @@ enum { OK = 0, UNINIT = 1, BADARG = 2, NOTSUP = 3, NOTFOUND = 6, SMALL = 7, NODR
   X(remap_pending) X(remap_failed) X(temp_shutdown) X(temp_slow) X(temp_memmax) X(temp_max) X(pstate) X(persistence) \
   X(virt) X(mig_mode) X(arch) X(major) X(minor) X(links) X(nvlink_tx) X(nvlink_rx) X(numa) X(c2c) X(addressing) X(xid) \
   X(xid_seq) X(encoder) X(decoder) X(compute_mode) X(bar1_total) X(bar1_used) X(retired_sbe) X(retired_dbe) X(pcie_count_tx) \
-  X(pcie_count_rx) X(replay) X(gone) X(cores) X(buswidth) X(numa_node)
+  X(pcie_count_rx) X(replay) X(gone) X(cores) X(buswidth) X(numa_node) X(remote) X(fabric)
 #define TEXTS(X) X(name) X(uuid) X(serial) X(vbios)
 #define GETTERS(X) \
   X(HandleByIndex) X(Name) X(UUID) X(Serial) X(VbiosVersion) X(PciInfo) X(MemoryInfo) X(MemoryInfo_v2) X(UtilizationRates) \
@@ -603,6 +603,28 @@ int nvmlDeviceGetNvLinkState(void *h, unsigned link, int *out) {
   if (g->v[K_links] < 0) return NOTSUP;
   if (link >= (unsigned)g->v[K_links]) return BADARG;
   *out = 1;
+  return OK;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *h, unsigned link, unsigned *out) { (void)link; ENTER(NvLinkState) GIVE(unsigned, K_remote); }
+/* Direct links: two a peer, in turn, to every other GPU. */
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *h, unsigned link, struct pci *out) {
+  ENTER(NvLinkState)
+  if (g->v[K_remote] != 0) return NOTSUP;
+  int peers = nvisible - 1;
+  if (peers < 1) return NOTSUP;
+  int at = (int)(link / 2) % peers, seen = 0;
+  for (int i = 0; i < nvisible; i++) {
+    if (order[i] == d->gpu) continue;
+    if (seen++ == at) return nvmlDeviceGetPciInfo_v3(&devs[order[i]], out);
+  }
+  return NOTSUP;
+}
+struct fabric { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; };
+int nvmlDeviceGetGpuFabricInfo(void *h, struct fabric *out) {
+  ENTER(NvLinkState)
+  if (g->v[K_fabric] < 0) return NOTSUP;
+  memset(out, 0, sizeof *out);
+  out->state = (unsigned char)g->v[K_fabric];
   return OK;
 }
 struct field { uint32_t id, scope; int64_t stamp, latency; uint32_t type; int32_t ret; union { double d; uint32_t u; uint64_t ull; int64_t sll; } v; };

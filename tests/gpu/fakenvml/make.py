@@ -90,6 +90,8 @@ H200: dict[str, int | str] = {
     "cores": 16896,
     "buswidth": 6016,
     "numa_node": 0,
+    "remote": 2,
+    "fabric": 3,
 }
 BUSY: dict[str, int | str] = {
     "used": 138 * GIB,

@@ -1,0 +1,230 @@
+"""GPU curves over time: a bounded memory of samples and what is read out of it; time comes with the samples, no clock here."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from k2tui.core.gpu import GpuSample, GpuView
+
+METRICS = (
+    "gpu_utilization",
+    "memory_utilization",
+    "memory_used_mb",
+    "power_usage_w",
+    "temperature_c",
+    "sm_clock_mhz",
+    "throttle_bits",
+)
+_NONE = -1
+# Bits that cost speed; "application clocks", "sync boost" and "display clocks" are settings.
+SLOW_BITS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+
+
+def figures_of(sample: GpuSample) -> tuple[int, ...]:
+    """One sample as whole numbers in the order of METRICS, -1 = unknown. Memory in MiB, power in W."""
+    return (
+        _NONE if sample.gpu_utilization is None else sample.gpu_utilization,
+        _NONE if sample.memory_utilization is None else sample.memory_utilization,
+        _NONE if sample.memory_used_b is None else sample.memory_used_b >> 20,
+        _NONE if sample.power_usage_mw is None else round(sample.power_usage_mw / 1000),
+        _NONE if sample.temperature_c is None else sample.temperature_c,
+        _NONE if sample.sm_clock_mhz is None else sample.sm_clock_mhz,
+        _NONE if sample.throttle_bits is None else sample.throttle_bits & 0x1FF,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCurve:
+    """One GPU's curves: per metric one value a step, None = no sample in it. throttled: share of samples slowed down, 0..1."""
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    gpu_utilization: tuple[float | None, ...] = ()
+    memory_utilization: tuple[float | None, ...] = ()
+    memory_used_mb: tuple[float | None, ...] = ()
+    power_usage_w: tuple[float | None, ...] = ()
+    temperature_c: tuple[float | None, ...] = ()
+    sm_clock_mhz: tuple[float | None, ...] = ()
+    throttled: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCurves:
+    """Curves of all GPUs over [start_s, end_s), step_s seconds a value (Unix seconds)."""
+
+    start_s: float
+    end_s: float
+    step_s: float
+    gpus: tuple[GpuCurve, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSummary:
+    """One GPU over a span. energy_j: power times time over the part that was sampled (coverage, 0..1)."""
+
+    index: int
+    coverage: float
+    gpu_utilization_mean: float | None = None
+    memory_used_mb_max: float | None = None
+    power_usage_w_mean: float | None = None
+    power_usage_w_max: float | None = None
+    temperature_c_max: float | None = None
+    sm_clock_mhz_mean: float | None = None
+    throttled_share: float | None = None
+    energy_j: float | None = None
+
+
+class CurveBuilder:
+    """Averages samples that come in any order into the steps of one span."""
+
+    def __init__(self, start_s: float, end_s: float, steps: int) -> None:
+        if end_s <= start_s or steps < 1:
+            raise ValueError("a span needs a length and at least one step")
+        self.start_s, self.end_s, self.steps = start_s, end_s, steps
+        self.step_s = (end_s - start_s) / steps
+        self._sums: dict[int, list[array[float]]] = {}
+        self._counts: dict[int, list[array[int]]] = {}
+        self._names: dict[int, tuple[str, str]] = {}
+
+    def add(self, at_s: float, index: int, figures: Sequence[int], uuid: str = "", name: str = "") -> None:
+        """One sample, figures in the order of METRICS. Outside the span it is left out."""
+        step = int((at_s - self.start_s) / self.step_s)
+        if at_s < self.start_s or step >= self.steps:
+            return
+        if index not in self._sums:
+            self._sums[index] = [array("d", [0.0]) * self.steps for _ in METRICS]
+            self._counts[index] = [array("l", [0]) * self.steps for _ in METRICS]
+            self._names[index] = (uuid, name)
+        sums, counts = self._sums[index], self._counts[index]
+        for metric, value in enumerate(figures):
+            if value >= 0:
+                sums[metric][step] += float(bool(value & SLOW_BITS)) if metric == 6 else value
+                counts[metric][step] += 1
+
+    def build(self) -> GpuCurves:
+        curves: list[GpuCurve] = []
+        for index in sorted(self._sums):
+            columns = [
+                tuple(s / c if c else None for s, c in zip(sums, counts, strict=True))
+                for sums, counts in zip(self._sums[index], self._counts[index], strict=True)
+            ]
+            uuid, name = self._names[index]
+            curves.append(GpuCurve(index, uuid, name, *columns))
+        return GpuCurves(self.start_s, self.end_s, self.step_s, tuple(curves))
+
+
+def summarize(curves: GpuCurves) -> tuple[GpuSummary, ...]:
+    """One line a GPU for the table beside a benchmark or a load."""
+    out: list[GpuSummary] = []
+    for gpu in curves.gpus:
+        power = _known(gpu.power_usage_w)
+        filled = sum(
+            1
+            for values in zip(gpu.gpu_utilization, gpu.memory_used_mb, gpu.power_usage_w, strict=True)
+            if any(v is not None for v in values)
+        )
+        out.append(
+            GpuSummary(
+                index=gpu.index,
+                coverage=filled / max(1, len(gpu.gpu_utilization)),
+                gpu_utilization_mean=_mean(_known(gpu.gpu_utilization)),
+                memory_used_mb_max=max(_known(gpu.memory_used_mb), default=None),
+                power_usage_w_mean=_mean(power),
+                power_usage_w_max=max(power, default=None),
+                temperature_c_max=max(_known(gpu.temperature_c), default=None),
+                sm_clock_mhz_mean=_mean(_known(gpu.sm_clock_mhz)),
+                throttled_share=_mean(_known(gpu.throttled)),
+                energy_j=sum(power) * curves.step_s if power else None,
+            )
+        )
+    return tuple(out)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+class _Ring:
+    """One value a step for the newest `size` steps. A step is a whole number (seconds // step_s)."""
+
+    __slots__ = ("_stamps", "_values", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._stamps = array("q", [-1]) * size
+        self._values = [array("i", [_NONE]) * size for _ in METRICS]
+
+    def put(self, step: int, figures: Sequence[int]) -> None:
+        slot = step % self.size
+        self._stamps[slot] = step
+        for values, value in zip(self._values, figures, strict=True):
+            values[slot] = value
+
+    def get(self, metric: int, step: int) -> int | None:
+        slot = step % self.size
+        if self._stamps[slot] != step:
+            return None
+        value = self._values[metric][slot]
+        return None if value < 0 else value
+
+
+class GpuMemory:
+    """The newest samples of every GPU: one a second for `seconds`, and one every 15 s for `long_s`. About 28 bytes a sample.
+
+    push() and the readers belong to one thread. A GPU is known by its index; another board at that index starts anew.
+    """
+
+    LONG_STEP_S = 15
+
+    def __init__(self, seconds: int = 900, long_s: int = 6 * 3600) -> None:
+        self.seconds = seconds
+        self.long_s = long_s
+        self._rings: dict[int, tuple[str, _Ring, _Ring]] = {}
+        self.newest_s = 0.0
+
+    def push(self, view: GpuView) -> None:
+        """Take in a view; GPUs in error leave a hole. The same view again changes nothing."""
+        if view.taken_s <= self.newest_s:
+            return
+        self.newest_s = view.taken_s
+        second = int(view.taken_s)
+        for sample in view.gpus:
+            if sample.error:
+                continue
+            known = self._rings.get(sample.index)
+            if known is None or (sample.uuid and known[0] and known[0] != sample.uuid):
+                known = (sample.uuid, _Ring(self.seconds), _Ring(self.long_s // self.LONG_STEP_S))
+                self._rings[sample.index] = known
+            figures = figures_of(sample)
+            known[1].put(second, figures)
+            known[2].put(second // self.LONG_STEP_S, figures)
+
+    def values(
+        self, index: int, metric: str, span_s: int, steps: int, now_s: float | None = None
+    ) -> tuple[float | None, ...]:
+        """`steps` means over the last span_s seconds, oldest first, None where nothing was sampled."""
+        known = self._rings.get(index)
+        if known is None or steps < 1:
+            return (None,) * max(0, steps)
+        column = METRICS.index(metric)
+        end = int(self.newest_s if now_s is None else now_s) + 1
+        ring, unit = (known[1], 1) if span_s <= self.seconds else (known[2], self.LONG_STEP_S)
+        width = max(1.0, span_s / unit / steps)
+        last = end // unit + (1 if end % unit else 0)
+        out: list[float | None] = []
+        for step in range(steps):
+            low, high = last - width * (steps - step), last - width * (steps - step - 1)
+            found = [
+                v
+                for at in range(int(low), max(int(low) + 1, int(high)))
+                if (v := ring.get(column, at)) is not None
+            ]
+            out.append(sum(found) / len(found) if found else None)
+        return tuple(out)
