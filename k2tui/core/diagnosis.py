@@ -107,7 +107,7 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
     client = facts.phase in _CLIENTS
     dead = _is_dead(facts)
     if cause != "port_in_use" and not dead:
-        if facts.ready_line is not None and finding.line.no < facts.ready_line.no:
+        if facts.ready_line is not None and finding.line.order < facts.ready_line.order:
             return None  # the server became ready after it
         if group not in ("G27", "G28") and _STEP_OF.get(facts.phase, -1) > _STEP_OF.get(finding.phase, 99) and finding.phase is not Phase.BOOT:
             return None  # the start went on after it
@@ -290,7 +290,7 @@ def _gone(collector: Collector, facts: Facts) -> Verdict | None:
     if not _is_dead(facts):
         return None
     first = collector.first_exception
-    if first is not None and facts.ready_line is not None and first.line.no < facts.ready_line.no and not facts.dying:
+    if first is not None and facts.ready_line is not None and first.line.order < facts.ready_line.order and not facts.dying:
         first = None
     code = facts.exit_code
     if code in (-9, 137) and collector.sigquit is None and not (first and first.strength >= WEAK):
@@ -457,7 +457,7 @@ def _silence(collector: Collector, facts: Facts) -> Verdict:
     quiet = facts.silence_s
     limit = stall_after_s(facts)
     beats = facts.heartbeat_line is not None and (
-        facts.work_line is None or facts.heartbeat_line.no > facts.work_line.no
+        facts.work_line is None or facts.heartbeat_line.order > facts.work_line.order
     )
     if beats and facts.heartbeat_line is not None:
         since = facts.heartbeat_line.at_s

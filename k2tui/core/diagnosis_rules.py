@@ -441,6 +441,10 @@ class Collector:
     def findings(self) -> tuple[Finding, ...]:
         return tuple(sorted((f for group in self._found.values() for f in group), key=lambda f: f.order))
 
+    @property
+    def has_cause(self) -> bool:
+        return bool(self._found)
+
     def of(self, root_cause: str) -> list[Finding]:
         return [f for key, group in self._found.items() if key.startswith(f"{root_cause} ") for f in group]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 HEAD_B = 64 * 1024  # of a line longer than both, the middle is dropped: a megabyte-long line costs 128 KiB
 TAIL_B = 64 * 1024
@@ -35,6 +35,12 @@ class Line:
     level: str = ""
     wrap_s: float | None = None  # the wrapper's stamp; its time zone may be another one
     process: str = ""  # "EngineCore_DP0", "Worker_TP0", "APIServer"
+    turned: int | None = None  # place in time, when the text ran backwards
+
+    @property
+    def order(self) -> int:
+        """Place in time: line numbers, unless the text ran backwards."""
+        return self.no if self.turned is None else self.turned
 
 
 _ANSI = re.compile(
@@ -54,9 +60,7 @@ _WRAPPERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "journal",
         re.compile(
-            r"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|"
-            + _ISO
-            + r") \S+ (?P<name>[\w.@:/-]{1,80}?)(?:\[\d+\])?: "
+            r"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|" + _ISO + r") [\w.-]+ (?:(?P<name>[\w.@:/-]{1,80}?)\[\d+\]|kernel): ?"
         ),
     ),
     ("compose", re.compile(r"(?P<name>[A-Za-z][\w.-]{0,80}?) +\| ?(?!\s*\d+/\d+)")),
@@ -75,7 +79,7 @@ _WRAPPERS: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"\[(?P<name>(?:SGLang LOG|[\w]+(?:-(?:master|worker|head|node))+(?:-\d+)?|default\d+|\d{1,3}))\]:? ?(?=\S)"
         ),
     ),
-    ("slurm", re.compile(r"(?P<name>\d{1,4}): (?=[\s\[(A-Z])")),
+    ("slurm", re.compile(r"(?P<name>\d{1,4}): (?=\S| )")),
     # docker's plain --timestamps: an ISO stamp before anything
     ("docker", re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{3,9})?(?:Z|[+-]\d\d:?\d\d))(?: |$)")),
     ("rankmark", re.compile(r"\[rank(?P<rank>\d+)\]: ?(?!\[)")),
@@ -158,6 +162,7 @@ class _Wrap:
     rank: str = ""
     flag: str = ""
     stamp: str = ""
+    is_json: bool = False
 
 
 def unwrap(text: str) -> _Wrap:
@@ -186,6 +191,7 @@ def _peel(wrap: _Wrap) -> None:
             if name == "json":
                 rest = text[match.end() :]
                 text = clean(_ESCAPED.sub(_unescape, groups["json"] or "").rstrip("\r\n"))
+                wrap.is_json = True
                 told = _JSON_TIME.search(rest)
                 wrap.stamp = wrap.stamp or (told[1] if told else "")
                 break
@@ -232,10 +238,14 @@ def parse(no: int, raw: str, year: int = 1970, joined: str | None = None) -> Lin
         word = _LEVEL.match(body)
         if word:
             level = "WARNING" if word[1] == "WARN" else word[1]
-    return Line(no, joined if joined is not None else raw, text, body, at_s, rank, wrap.source, level, wrap_s, process)
+    if joined is not None:
+        raw = joined
+    elif wrap.is_json:
+        raw = text
+    return Line(no, raw, text, body, at_s, rank, wrap.source, level, wrap_s, process)
 
 
-_MONTHS = {name: n for n, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+_MONTHS = {name: n for n, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1)}
 
 
 def _wrapper_s(stamp: str, year: int) -> float | None:
@@ -380,7 +390,13 @@ class LineReader:
 def is_newest_first(lines: list[Line]) -> bool:
     """Does the text run backwards, as exports of log viewers do? Stamps, traces and bars vote."""
     forward = backward = 0
-    for stamps in ([n.at_s for n in lines if n.at_s is not None], [n.wrap_s for n in lines if n.wrap_s is not None]):
+    own = [n for n in lines if n.at_s is not None]
+    for stamps in (
+        [n.at_s for n in own if not n.level or n.text.startswith("[")],
+        [n.at_s for n in own if n.level and not n.text.startswith("[")],  # these may come from stamps without a year
+        [n.wrap_s for n in lines],
+    ):
+        stamps = [s for s in stamps if s is not None]
         for a, b in pairwise(stamps):
             forward += b > a
             backward += b < a
@@ -389,6 +405,8 @@ def is_newest_first(lines: list[Line]) -> bool:
             forward += 3
         elif "Traceback (most recent call last)" in two.body and one.body.lstrip().startswith('File "'):
             backward += 3
+        elif _RAISED.match(one.body) and two.body.startswith("    ") and not two.body.lstrip().startswith("File"):
+            backward += 2
         left, right = _PERCENT.search(one.body), _PERCENT.search(two.body)
         if left and right and left[2] == right[2]:
             forward += int(left[1]) < int(right[1])
@@ -396,4 +414,13 @@ def is_newest_first(lines: list[Line]) -> bool:
     return backward >= 2 and backward > 2 * forward
 
 
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b")
 _PERCENT = re.compile(r"\b(\d+)/(\d+) \[")
+
+
+def turn(lines: list[Line]) -> list[Line]:
+    """Newest-first lines in the order of time. Pieces of one physical line (a bar's refreshes) keep theirs."""
+    out: list[Line] = []
+    for _, group in groupby(reversed(lines), key=lambda n: n.no):
+        out.extend(reversed(list(group)))
+    return [replace(line, turned=place) for place, line in enumerate(out, 1)]

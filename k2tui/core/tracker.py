@@ -158,30 +158,15 @@ class _Start:
         self.drafting = False
 
 
-class LoadTracker:
-    """feed(bytes), evidence(facts), view(). One log; the newest start counts, earlier ones are `history`.
+class _Lane:
+    """One engine's stream of lines: its newest start, its earlier ones, and what they proved."""
 
-    parsers: engine name -> parse_line. detect: line -> engine name or "". eta: learned from earlier starts, else linear.
-    """
-
-    def __init__(
-        self,
-        parsers: Mapping[str, Parser],
-        detect: Callable[[Line], str] | None = None,
-        *,
-        clients: Parser | None = None,
-        eta: EtaModel | None = None,
-        stall_s: float = 0.0,
-        newest_year: int | None = None,
-    ) -> None:
+    def __init__(self, parsers: Mapping[str, Parser], detect: Callable[[Line], str] | None, clients: Parser | None, eta: EtaModel, stall_s: float) -> None:
         self._parsers = parsers
         self._detect = detect
         self._clients = clients
-        self._eta: EtaModel = eta or LinearEta()
+        self._eta = eta
         self._stall_s = stall_s
-        self._cutter = LineCutter()
-        self._reader = LineReader(newest_year or 1970)
-        self._has_year = newest_year is not None
         self._start = _Start(1)
         self._history: deque[StartSummary] = deque(maxlen=_KEEP_STARTS)
         self._past_starts = 0
@@ -193,61 +178,29 @@ class LoadTracker:
         self._collector = Collector()
         self._wrap_offset: float | None = None
         self._own_stamps = False
-        self.bytes_fed = 0
+        self.provisional: Callable[[], Bar | None] = lambda: None
 
-    # --- input -----------------------------------------------------------------------------------------------------
-
-    def feed(self, data: bytes, now_s: float) -> None:
-        """More bytes of the log, in order, as they came at now_s (Unix seconds)."""
-        if not data:
-            return
-        self.bytes_fed += len(data)
-        self._arrived_s = now_s
-        if not self._has_year:
-            self._reader.year = _year_of(now_s)
-        held: deque[tuple[int, bytes]] = deque(maxlen=16)
-        for no, piece in self._cutter.feed(data):
-            # a serving log is nearly all batch lines and access lines: the newest few say everything
-            if b" batch" in piece and _PLAIN_BATCH.search(piece) and self._start.phase is Phase.SERVING:
-                held.append((no, piece))
-                self._start.decode_count += 1
-                continue
-            if self._start.phase is Phase.SERVING and _PLAIN_ACCESS.search(piece):
-                continue
-            if held:
-                self._take_held(held)
-            for line in self._reader.read(no, piece):
-                self._take(line)
-        if held:
-            self._take_held(held)
-
-    def feed_lines(self, lines: list[Line], now_s: float) -> None:
-        """Lines that were cut and ordered by somebody else (a newest-first export turned round)."""
-        self._arrived_s = now_s
-        for line in lines:
-            self._take(line)
-
-    def _take_held(self, held: deque[tuple[int, bytes]]) -> None:
-        for no, piece in held:
-            for line in self._reader.read(no, piece):
-                self._take(line)
-        held.clear()
-
-    def finish(self, now_s: float) -> None:
-        """The log will not grow: an unfinished last line counts as a line."""
-        rest = self._cutter.pending()
-        if rest:
-            self.feed(b"\n", now_s)
-        for line in self._reader.flush():
-            self._take(line)
-
-    def evidence(self, evidence: Evidence) -> None:
-        """The newest facts; they replace the former ones whole."""
-        self._evidence = evidence
+    @property
+    def is_engine(self) -> bool:
+        """Did it say anything that an engine, a client or a fault says?"""
+        return bool(self._engine) or self._start.phase_seen or self._collector.has_cause
 
     # --- folding ---------------------------------------------------------------------------------------------------
 
-    def _take(self, line: Line) -> None:
+    def arrived(self, now_s: float) -> None:
+        self._arrived_s = now_s
+
+    @property
+    def is_serving(self) -> bool:
+        return self._start.phase is Phase.SERVING
+
+    def skipped_batch(self) -> None:
+        self._start.decode_count += 1
+
+    def evidence(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+
+    def take(self, line: Line) -> None:
         if line.wrap_s is not None:
             line = self._timed(line)
         start = self._start
@@ -259,11 +212,10 @@ class LoadTracker:
                 start.first_s = self._birth(line.at_s)
         if line.rank:
             start.ranks.add(line.rank)
-        if not self._engine and self._detect:
-            found = self._detect(line)
-            if found:
-                self._engine = found
-        event = self._parse(line)
+        found = self._detect(line) if self._detect else ""
+        if found and not self._engine:
+            self._engine = found
+        event = self._parse(line, found)
         if event is not None:
             self._apply(event, line)
         self._collector.note(line, self._start.phase, self._start.round, self._engine)
@@ -292,19 +244,19 @@ class LoadTracker:
             return spans[0].started_s
         return stamp
 
-    def _parse(self, line: Line) -> Event | None:
+    def _parse(self, line: Line, writer: str) -> Event | None:
+        """writer: the engine that this line itself looks like; two engines may share a log."""
         text = line.text if line.text.startswith("[k2tui") else line.body
-        first = "sglang" if self._engine in ("", "local", "sglang") else self._engine
-        event = self._parsers[first](text) if first in self._parsers else None
-        if event is None and not self._engine:
-            for name, parser in self._parsers.items():
-                if name != first:
-                    event = parser(text)
-                    if event is not None:
-                        break
-        if event is None and self._clients is not None:
-            event = self._clients(text)
-        return event
+        order = dict.fromkeys("sglang" if n == "local" else n for n in (writer, self._engine or "sglang", *self._parsers) if n)
+        for name in order:
+            event = self._parsers[name](text) if name in self._parsers else None
+            if event is not None:
+                if writer and isinstance(event, Decoded | ReadyLine):
+                    self._engine = self._engine if self._engine == "local" else writer
+                return event
+            if name == self._engine and not writer:
+                break  # a line without a hand of its own belongs to the engine that is known
+        return self._clients(text) if self._clients is not None else None
 
     def _apply(self, event: Event, line: Line) -> None:
         start = self._start
@@ -631,24 +583,12 @@ class LoadTracker:
     def start_count(self) -> int:
         return self._past_starts + 1
 
-    def _provisional(self) -> Bar | None:
-        """A bar that is drawn without a newline stands in the unfinished piece."""
-        rest = self._cutter.pending()
-        if not rest or b"%" not in rest:
-            return None
-        text = clean(rest[-3000:].decode("utf-8", "replace"))
-        for parser in self._parsers.values():
-            event = parser(text)
-            if isinstance(event, Bar):
-                return event
-        return None
-
     def view(self, now_s: float) -> LoadView:
         """The picture at now_s. Pure: two calls with the same arguments give the same view."""
         start, seen = self._start, self._evidence
         bar, target, draft = start.bar, start.target, start.draft
         rhythm: list[tuple[float, int]] = list(start.rhythm)
-        hot = self._provisional()
+        hot = self.provisional()
         if (
             hot is not None
             and hot.kind == "shards"
@@ -837,6 +777,179 @@ class LoadTracker:
             is_complete=bool(seen.is_complete),
             extra=seen.extra,
         )
+
+
+class LoadTracker:
+    """feed(bytes), evidence(facts), view(). One log; the newest start counts, earlier ones are `history`.
+
+    parsers: engine name -> parse_line. detect: line -> engine name or "". eta: learned from earlier starts, else linear.
+    A log that several containers share is read as several engines; the view is the one in the worst state.
+    """
+
+    def __init__(
+        self,
+        parsers: Mapping[str, Parser],
+        detect: Callable[[Line], str] | None = None,
+        *,
+        clients: Parser | None = None,
+        eta: EtaModel | None = None,
+        stall_s: float = 0.0,
+    ) -> None:
+        model: EtaModel = eta or LinearEta()
+        self._parsers = parsers
+        self._make = lambda: _Lane(parsers, detect, clients, model, stall_s)
+        self._cutter = LineCutter()
+        self._reader = LineReader()
+        self._lanes: dict[str, _Lane] = {}
+        self._lane = self._open_lane("")
+        self._evidence = Evidence()
+        self._words: dict[str, int] = {}
+        self.bytes_fed = 0
+
+    # --- input -----------------------------------------------------------------------------------------------------
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """More bytes of the log, in order, as they came at now_s (Unix seconds)."""
+        if not data:
+            return
+        self.bytes_fed += len(data)
+        self._reader.year = _year_of(now_s)
+        for lane in self._lanes.values():
+            lane.arrived(now_s)
+        alone = len(self._lanes) == 1
+        held: deque[tuple[int, bytes]] = deque(maxlen=16)
+        for no, piece in self._cutter.feed(data):
+            # a serving log is nearly all batch lines and access lines: the newest few say everything
+            if alone and self._lane.is_serving:
+                if b" batch" in piece and _PLAIN_BATCH.search(piece):
+                    held.append((no, piece))
+                    self._lane.skipped_batch()
+                    continue
+                if _PLAIN_ACCESS.search(piece):
+                    continue
+            if held:
+                self._take_held(held)
+            for line in self._reader.read(no, piece):
+                self._take(line, now_s)
+            alone = len(self._lanes) == 1
+        if held:
+            self._take_held(held)
+
+    def _take_held(self, held: deque[tuple[int, bytes]]) -> None:
+        for no, piece in held:
+            for line in self._reader.read(no, piece):
+                self._lane.take(line)
+        held.clear()
+
+    def feed_lines(self, lines: list[Line], now_s: float) -> None:
+        """Lines that were cut and ordered by somebody else (a newest-first export turned round)."""
+        for lane in self._lanes.values():
+            lane.arrived(now_s)
+        for line in lines:
+            self._take(line, now_s)
+
+    def _take(self, line: Line, now_s: float) -> None:
+        if line.source and line.source in self._lanes:
+            self._lane = self._lanes[line.source]
+        elif line.source and self._is_name(line.source):
+            if len(self._lanes) == 1 and "" in self._lanes and not self._lanes[""].is_engine:
+                self._lanes = {}  # what came before the first name was nobody's
+            if len(self._lanes) < _MAX_LANES:
+                self._lane = self._open_lane(line.source)
+                self._lane.arrived(now_s)
+        self._lane.take(line)
+
+    def _is_name(self, source: str) -> bool:
+        """Is it a container's name? "sglang-1" is; any other word must come twice ("GPU | ..." may be a table)."""
+        if _REPLICA.search(source):
+            return True
+        self._words[source] = self._words.get(source, 0) + 1 if len(self._words) < 64 else 0
+        return self._words[source] >= 2 or not any(lane.is_engine for lane in self._lanes.values())
+
+    def _open_lane(self, source: str) -> _Lane:
+        lane = self._lanes[source] = self._make()
+        lane.provisional = self._provisional
+        return lane
+
+    def finish(self, now_s: float) -> None:
+        """The log will not grow: an unfinished last line counts as a line."""
+        if self._cutter.pending():
+            self.feed(b"\n", now_s)
+        for line in self._reader.flush():
+            self._take(line, now_s)
+
+    def evidence(self, evidence: Evidence) -> None:
+        """The newest facts; they replace the former ones whole."""
+        self._evidence = evidence
+        if len(self._lanes) == 1:
+            self._lane.evidence(evidence)
+
+    def _provisional(self) -> Bar | None:
+        """A bar that is drawn without a newline stands in the unfinished piece."""
+        rest = self._cutter.pending()
+        if not rest or b"%" not in rest:
+            return None
+        text = clean(rest[-3000:].decode("utf-8", "replace"))
+        for parser in self._parsers.values():
+            event = parser(text)
+            if isinstance(event, Bar):
+                return event
+        return None
+
+    # --- output ----------------------------------------------------------------------------------------------------
+
+    def _engines(self) -> list[tuple[str, _Lane]]:
+        found = [(name, lane) for name, lane in self._lanes.items() if lane.is_engine]
+        return found or list(self._lanes.items())
+
+    def _worst(self, now_s: float) -> tuple[str, _Lane, LoadView]:
+        engines = self._engines()
+        if len(engines) == 1:
+            name, lane = engines[0]
+            lane.evidence(self._evidence)
+            return name, lane, lane.view(now_s)
+        # whose process the evidence is about is not known: the engine that is worst by its own words gets it
+        for _, lane in engines:
+            lane.evidence(Evidence())
+        views = [(lane.view(now_s), name, lane) for name, lane in engines]
+        _, name, lane = max(views, key=lambda v: (_SEVERITY[v[0].state], v[0].confidence or 0.0))
+        lane.evidence(self._evidence)
+        return name, lane, lane.view(now_s)
+
+    def view(self, now_s: float) -> LoadView:
+        """The picture at now_s. Pure: two calls with the same arguments give the same view."""
+        name, _, view = self._worst(now_s)
+        engines = self._engines()
+        if len(engines) > 1:
+            others = ", ".join(f"{n or 'unnamed'} {lane.view(now_s).state}" for n, lane in engines if n != name)
+            view = replace(view, warnings=(*view.warnings, f"this log holds {len(engines)} engines; shown: {name}; also: {others}"))
+        return view
+
+    def views(self, now_s: float) -> dict[str, LoadView]:
+        """Every engine of a shared log by its container's name ("" = the log has one)."""
+        return {name: lane.view(now_s) for name, lane in self._engines()}
+
+    def verdict(self, now_s: float) -> Verdict:
+        """The diagnosis behind view(now_s)."""
+        return self._worst(now_s)[1].verdict(now_s)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Every proving line found so far in the newest start, oldest first."""
+        return tuple(f for _, lane in self._engines() for f in lane.findings())
+
+    @property
+    def history(self) -> tuple[StartSummary, ...]:
+        """Earlier starts of the same log, oldest first (at most 50)."""
+        return tuple(s for _, lane in self._engines() for s in lane.history)
+
+    @property
+    def start_count(self) -> int:
+        return max(lane.start_count for _, lane in self._engines())
+
+
+_REPLICA = re.compile(r"[-_]\d+$|/")
+_MAX_LANES = 16
+_SEVERITY = {State.UNKNOWN: 0, State.STOPPED: 1, State.READY: 2, State.LOADING: 3, State.DEGRADED: 4, State.STALLED: 5, State.FAILED: 6}
 
 
 _REQUEST_PATHS = frozenset(

@@ -10,7 +10,7 @@ from typing import Any
 from k2tui.core.diagnosis import Finding, Verdict
 from k2tui.core.eta import EtaModel
 from k2tui.core.load import LoadView
-from k2tui.core.loadlines import Line, is_newest_first, read_lines
+from k2tui.core.loadlines import Line, is_newest_first, read_lines, turn
 from k2tui.core.tracker import Evidence, LoadTracker
 from k2tui.engines import _clients, sglang, vllm
 
@@ -90,7 +90,7 @@ def read_whole(data: bytes, now_s: float, evidence: Evidence) -> Reading:
     head = read_lines(data[: 1 << 20], year)
     if is_newest_first(head):
         lines = head if len(data) <= 1 << 20 else read_lines(data, year)
-        tracker.feed_lines(lines[::-1], now_s)
+        tracker.feed_lines(turn(lines), now_s)
     else:
         tracker.feed(data, now_s)
         tracker.finish(now_s)
