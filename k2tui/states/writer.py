@@ -19,7 +19,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -578,7 +578,8 @@ def prepare_folder(folder: Path, manifest: Manifest) -> None:
 
     path = folder / layout.MANIFEST
     if path.exists():
-        there = layout.read_manifest(folder).identity()
+        known = layout.read_manifest(folder)
+        there = known.identity()
         want = manifest.identity()
         differing = [
             k for k in want if there[k] != want[k] and there[k] not in ("", 0) and want[k] not in ("", 0)
@@ -589,6 +590,9 @@ def prepare_folder(folder: Path, manifest: Manifest) -> None:
                 f"{path}: states of another kind are in this folder ({told})",
                 "use a new folder for these states",
             )
+        if manifest.data_rows and manifest.data_rows != known.data_rows:  # the data file has grown
+            grown = replace(known, data_path=manifest.data_path, data_rows=manifest.data_rows, data_sha256=manifest.data_sha256)
+            write_json(path, grown.to_json(), mode=0o644)
         return
     write_json(path, manifest.to_json(), mode=0o644)
 

@@ -62,15 +62,23 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def prepare_folder_of(folder: Path, **fields: Any) -> None:
     folder.mkdir()
-    prepare_folder(folder, Manifest(**{"hidden_size": H, "num_hidden_layers": 6, "boundaries": (1, 3, 5), **fields}))
+    prepare_folder(
+        folder, Manifest(**{"hidden_size": H, "num_hidden_layers": 6, "boundaries": (1, 3, 5), **fields})
+    )
 
 
-def feed(c: Any, samples: dict[int, tuple[Any, Any, Any, Any]], run: str, chunk: int, packed: bool = False) -> None:
+def feed(
+    c: Any, samples: dict[int, tuple[Any, Any, Any, Any]], run: str, chunk: int, packed: bool = False
+) -> None:
     """Sends all samples in interleaved chunks, two strangers' rows between them."""
     starts = dict.fromkeys(samples, 0)
     while any(starts[i] < len(samples[i][0]) for i in samples):
         rids, prefix, lengths = ["a stranger"], [0], [3]
-        ids, aux, last = [torch.zeros(3, dtype=torch.int64)], [torch.full((3, len(BOUNDS) * H), 9.0)], [torch.full((3, H), 9.0)]
+        ids, aux, last = (
+            [torch.zeros(3, dtype=torch.int64)],
+            [torch.full((3, len(BOUNDS) * H), 9.0)],
+            [torch.full((3, H), 9.0)],
+        )
         for i, (tokens, mask, a, y) in samples.items():
             s, e = starts[i], min(starts[i] + chunk, len(tokens))
             if s == e:
@@ -122,7 +130,9 @@ def test_rows_arrive_as_they_were(make: Any, tmp_path: Path, gpu: bool, packed: 
         assert s.loss_mask.tolist() == mask.astype(int).tolist()
         columns = [BOUNDS.index(b) for b in (1, 3, 5)]
         assert torch.equal(s.aux, torch.cat([aux[:, k * H : (k + 1) * H] for k in columns], -1))
-        kept = {"all": np.ones(len(mask), bool), "loss": loss_rows(mask), "none": np.zeros(len(mask), bool)}[last_rows]
+        kept = {"all": np.ones(len(mask), bool), "loss": loss_rows(mask), "none": np.zeros(len(mask), bool)}[
+            last_rows
+        ]
         assert s.last_rows.tolist() == kept.tolist()
         assert torch.equal(s.last[s.last_rows], last[s.last_rows])
 
@@ -141,7 +151,10 @@ def test_fp8_keeps_each_token_within_its_step(make: Any, tmp_path: Path, gpu: bo
             got = s.aux[:, k * H : (k + 1) * H].float()
             assert ((got - want).abs() <= want.abs().amax(-1, keepdim=True) * 0.07).all()
         rows = s.last_rows
-        assert ((s.last[rows].float() - last[rows].float()).abs() <= last[rows].float().abs().amax(-1, keepdim=True) * 0.07).all()
+        assert (
+            (s.last[rows].float() - last[rows].float()).abs()
+            <= last[rows].float().abs().amax(-1, keepdim=True) * 0.07
+        ).all()
 
 
 def test_a_ring_smaller_than_the_batch_makes_the_forward_wait(make: Any, tmp_path: Path) -> None:
