@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code (docs/cli.md)."""
     args_list = list(sys.argv[1:] if argv is None else argv)
     first = args_list[0] if args_list else "dashboard"
+    if first in ("-V", "--version"):
+        print(f"k2tui {__version__}")
+        return 0
     if not args_list or (first.startswith("-") and first not in ("-h", "--help", "-V", "--version")):
         args_list.insert(0, "dashboard")
         first = "dashboard"

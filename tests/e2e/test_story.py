@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -41,6 +42,17 @@ def processes_of(home: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(own_home: Path) -> Iterator[None]:
+    """Whatever a failing test leaves behind is ended: exactly the processes that carry its state folder."""
+    yield
+    for proc in processes_of(own_home):
+        try:
+            proc.kill()
+        except psutil.Error:
+            pass
 
 
 def test_demo_headless_from_nothing(own_home: Path) -> None:
