@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from k2tui import benchdb, paths, stages
@@ -31,9 +32,9 @@ from k2tui.orders import open_plan, preview_stage, submit_stage
 from k2tui.servers import Follower, Target, target_of
 from k2tui.sources.host import HostSampler
 from k2tui.sources.http import HttpPoller
-from k2tui.sources.loadhistory import LoadHistory
 from k2tui.sources.logindex import LogFile
 from k2tui.sources.nvml import NvmlSampler
+from k2tui.sources.replay import Replay
 
 _STEP_S = 0.25  # logs
 _LOOK_S = 1.0  # jobs, processes, plan, rows
@@ -43,12 +44,11 @@ _NOTICES = 50
 class _Followed:
     """A follower and its poller, and what was already told about it."""
 
-    def __init__(self, target: Target, on_change: Callable[[], None], history: LoadHistory) -> None:
-        self.follower = Follower(target, eta=history.model_for(target.model))
+    def __init__(self, target: Target, on_change: Callable[[], None]) -> None:
+        self.follower = Follower(target)
         self._on_change = on_change
         self.poller: HttpPoller | None = None
         self.told: State | None = None
-        self.recorded = False
         self._poll(target.url)
 
     def _poll(self, url: str) -> None:
@@ -70,18 +70,22 @@ class _Followed:
 class Monitor:
     """Implements `core.ports.Backend` on the real world.
 
-    watch: what to follow beside our own server jobs (`k2tui watch`). only_watch: no jobs of ours on the screen's server list.
+    watch: what to follow beside our own server jobs (`k2tui watch`). replay: a recorded log, played as if it were written now.
     """
 
-    def __init__(self, config: Config, *, watch: Sequence[Target] = (), is_demo: bool = False, profile: str = "") -> None:
+    def __init__(
+        self, config: Config, *, watch: Sequence[Target] = (), is_demo: bool = False, profile: str = "", replay: Path | None = None
+    ) -> None:
         self._config = config
         self._watch = list(watch)
+        self._replay = Replay(replay) if replay is not None else None
+        if self._replay is not None:
+            self._watch.append(Target(key=f"replay {self._replay.path.name}", title=f"replay of {self._replay.path.name}", log=self._replay.path))
         self._is_demo = is_demo
         self._profile = profile or config.profile
         self._on_change: Callable[[], None] = lambda: None
         self._nvml = NvmlSampler()
         self._host = HostSampler()
-        self._history = LoadHistory()
         self._plan = open_plan(config)
         self._followed: dict[str, _Followed] = {}
         self._jobs: tuple[Job, ...] = ()
@@ -104,6 +108,8 @@ class Monitor:
     def start(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
         self._stages = self._stage_infos()
+        if self._replay is not None:
+            self._replay.start()
         self._nvml.start(lambda view: on_change())
         self._host.start(lambda sample: None)
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -114,6 +120,8 @@ class Monitor:
         self._wake.set()
         for followed in list(self._followed.values()):
             followed.close()
+        if self._replay is not None:
+            self._replay.close()
         self._nvml.stop()
         self._host.stop()
 
@@ -176,7 +184,7 @@ class Monitor:
             followed = self._followed.get(target.key)
             if followed is None:
                 try:
-                    self._followed[target.key] = _Followed(target, self._wake.set, self._history)
+                    self._followed[target.key] = _Followed(target, self._wake.set)
                 except K2Error as err:
                     self._note("error", err.message, key=target.key)
                     continue
@@ -219,11 +227,8 @@ class Monitor:
         return changed
 
     def _tell(self, followed: _Followed, view: ServerView) -> None:
-        """Say what changed, once; keep a finished start for later ETAs."""
+        """Say what changed, once."""
         load, state = view.load, view.load.state
-        if state is State.READY and not followed.recorded and view.job is not None:
-            followed.recorded = True
-            self._history.record(load, model=followed.follower.target.model, started_s=view.job.started_s)
         if state is not followed.told:
             first, followed.told = followed.told is None, state
             severity = {State.READY: "information", State.FAILED: "error", State.STALLED: "error", State.DEGRADED: "warning"}.get(state)
