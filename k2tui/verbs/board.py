@@ -72,18 +72,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan_file(args: argparse.Namespace) -> PlanFile:
-    from k2tui import config, paths
-    from k2tui.sources.plan import PlanFile, default_plan
+    from k2tui import config, orders
+    from k2tui.sources.plan import PlanFile
 
-    named = args.plan or config.load().plan
-    if named:
-        return PlanFile(named)
-    path = paths.state_dir() / "plan.json"
-    if path.exists():
-        return PlanFile(path)
-    from k2tui import stages
-
-    return PlanFile(path, default_text=default_plan([(n, stages.get(n).title) for n in stages.names()]))
+    return PlanFile(args.plan) if args.plan else orders.open_plan(config.load())
 
 
 def _read(args: argparse.Namespace) -> tuple[PlanFile, Board]:

@@ -1,0 +1,568 @@
+"""Runs a chain: each step a job, each gate on its real result, servers kept only as long as a step needs them.
+
+The chain's own folder (state/chains/NAME) holds one record a step; a killed runner leaves the steps' jobs running, and the
+next run takes them over instead of starting them twice. Knows no screen.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from k2tui import paths, stages
+from k2tui.config import Config
+from k2tui.core.chain import (
+    Chain,
+    Decision,
+    Record,
+    Step,
+    check_gate,
+    decide,
+    fill,
+    fingerprint,
+    gate_unmet,
+    holes_of,
+    parse_chain,
+    server_users,
+    without,
+)
+from k2tui.core.job import Job, JobSpec, JobState
+from k2tui.core.job_mask import mask_argv
+from k2tui.errors import K2Error, UsageError
+from k2tui.files import write_json
+from k2tui.jobs import conditions, folder
+from k2tui.jobs.state import as_object, read_json
+
+__all__ = ["ChainRun", "default_text", "load_chain", "open_run"]
+
+WHOLE_B = 32 << 20  # files up to this size are hashed whole
+READY_TIMEOUT_S = 7200.0
+
+
+def default_text() -> str:
+    """The TOML of the pipeline that k2tui ships, for `k2tui pipeline init`."""
+    return (Path(__file__).parent / "pipeline.toml").read_text(encoding="utf-8")
+
+
+def load_chain(path: Path | str | None = None) -> Chain:
+    """The chain of a file; None: ./pipeline.toml, else the shipped one. Raises UsageError naming file, line and key."""
+    if path is None:
+        here = Path.cwd() / "pipeline.toml"
+        if not here.exists():
+            return parse_chain(default_text(), "the shipped pipeline")
+        path = here
+    where = Path(path).expanduser()
+    try:
+        text = where.read_text(encoding="utf-8")
+    except UnicodeDecodeError as err:
+        raise UsageError(f"{where}: not UTF-8 text (byte {err.start})")
+    except OSError as err:
+        raise UsageError(f"{where}: {err.strerror or err}", "k2tui pipeline init writes one")
+    return parse_chain(text, str(where))
+
+
+def signature(path: str) -> str:
+    """What a file or folder is like now: content for files up to 32 MiB, else size and time; a folder is its sorted listing."""
+    where = Path(path).expanduser()
+    try:
+        if where.is_dir():
+            digest = hashlib.sha256()
+            for root, dirs, names in os.walk(where):
+                dirs.sort()
+                for name in sorted(names):
+                    facts = os.stat(os.path.join(root, name))
+                    digest.update(
+                        f"{os.path.relpath(root, where)}/{name} {facts.st_size} {facts.st_mtime_ns}\n".encode()
+                    )
+            return "folder:" + digest.hexdigest()[:32]
+        facts = where.stat()
+        if facts.st_size > WHOLE_B:
+            return f"file:{facts.st_size}:{facts.st_mtime_ns}"
+        return "sha256:" + hashlib.sha256(where.read_bytes()).hexdigest()[:32]
+    except OSError as err:
+        return f"none: {err.strerror}"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step as a dry run shows it. argv has secrets masked; what only a result can tell stays as {hole}."""
+
+    name: str
+    action: str
+    why: str
+    argv: tuple[str, ...]
+    gate: tuple[str, ...]
+    needs: tuple[str, ...]
+    error: str = ""
+
+
+class GateError(K2Error):
+    """A step ended, but what the next one needs does not hold."""
+
+
+def open_run(
+    config: Config,
+    chain: Chain,
+    *,
+    tell: Callable[[str], None] = lambda text: None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ChainRun:
+    """A chain ready to be planned or run. settings: {step: {param: value}} on top of the file's. Raises UsageError."""
+    for name in settings or {}:
+        chain.step(name)
+    changed = tuple(replace(s, params={**s.params, **(settings or {}).get(s.name, {})}) for s in chain.steps)
+    chain = replace(chain, steps=changed)
+    there = set(stages.names())
+    missing = [s for s in chain.steps if s.stage and s.stage not in there]
+    for step in missing:
+        if not step.optional:
+            stages.get(step.stage)  # raises, naming the known ones
+        tell(f"{step.name}: left out, there is no stage {step.stage} here yet")
+    if missing:
+        chain = without(chain, {s.name for s in missing})
+    return ChainRun(config, chain, tell)
+
+
+class ChainRun:
+    """One chain with its records. `plan` changes nothing; `run` does the work."""
+
+    def __init__(self, config: Config, chain: Chain, tell: Callable[[str], None]) -> None:
+        self.config = config
+        self.chain = chain
+        self.tell = tell
+        self.root = paths.state_dir() / "chains" / chain.name
+        self.records = {s.name: r for s in chain.steps if (r := self._read_record(s.name)) is not None}
+        self.servers = {s.name for s in chain.steps if self._kind(s) == "server"}
+        self.prints: dict[str, str] = {}
+        for step in chain.steps:
+            needed = [self.prints[n] for n in step.needs]
+            self.prints[step.name] = fingerprint(step, chain.defaults, self._facts(step), needed)
+        self._live: dict[str, str] = {}  # server step -> job id, started (or found) by this run
+        self._found: set[str] = set()  # servers that ran before: not stopped by this run
+        self._urls: dict[str, str] = {}
+
+    # ---- facts
+
+    def _kind(self, step: Step) -> str:
+        if step.kind or not step.stage:
+            return step.kind or "task"
+        return "server" if step.stage == "serve" else "task"
+
+    def _facts(self, step: Step) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        if step.stage:
+            params = {**self.chain.defaults, **step.params}
+            try:
+                profile = self.config.get_profile(str(params.get("profile") or ""))
+            except UsageError:
+                if params.get("profile"):
+                    raise
+                profile = None
+            if profile is not None and is_dataclass(profile):
+                facts["profile"] = {
+                    f.name: getattr(profile, f.name) for f in fields(profile) if f.name != "description"
+                }
+                if profile.model:
+                    facts["model"] = signature(self._asset(profile.model))
+        known = self._known(step, outs_only=True)
+        for path in step.inputs:
+            filled = str(fill(path, known, strict=False))
+            if not filled.startswith("{"):
+                facts[f"input {path}"] = signature(filled)
+        return facts
+
+    @staticmethod
+    def _asset(model: str) -> str:
+        return str(paths.assets_dir() / model.removeprefix("asset:")) if model.startswith("asset:") else model
+
+    def out_of(self, name: str) -> Path:
+        """The step's own folder: another one for each fingerprint, so that a change never mixes with what was."""
+        return self.root / f"{name}-{self.prints[name][:10]}"
+
+    def _known(self, step: Step, *, outs_only: bool = False) -> dict[str, Any]:
+        known: dict[str, Any] = {"run": str(self.root)}
+        for other in self.chain.steps:
+            if other.name in self.prints:
+                known[f"{other.name}.out"] = str(self.out_of(other.name))
+            if outs_only:
+                continue
+            record = self.records.get(other.name)
+            if record is not None and record.fingerprint == self.prints[other.name]:
+                known.update(holes_of(record.result, f"{other.name}.result"))
+            if other.name in self._urls:
+                known[f"{other.name}.url"] = self._urls[other.name]
+        if step.name in self.prints:
+            known["out"] = str(self.out_of(step.name))
+        return known
+
+    # ---- records
+
+    def _read_record(self, name: str) -> Record | None:
+        raw = as_object(read_json(self.root / f"{name}.json"))
+        if not isinstance(raw.get("fingerprint"), str):
+            return None
+        return Record(
+            fingerprint=raw["fingerprint"],
+            job_id=str(raw.get("job_id", "")),
+            result=as_object(raw.get("result")),
+            outputs={str(k): str(v) for k, v in as_object(raw.get("outputs")).items()},
+            ended_s=float(raw["ended_s"]) if isinstance(raw.get("ended_s"), int | float) else 0.0,
+            url=str(raw.get("url", "")),
+        )
+
+    def _outputs_changed(self, step: Step, record: Record) -> str:
+        for path, was in record.outputs.items():
+            now = signature(path)
+            if now != was:
+                return f"{path} is gone" if now.startswith("none") else f"{path} was changed"
+        return ""
+
+    # ---- planning
+
+    def decisions(self, *, start: str = "", only: Sequence[str] = (), force: bool = False) -> list[Decision]:
+        return decide(
+            self.chain,
+            self.prints,
+            self.records,
+            servers=self.servers,
+            outputs=self._outputs_changed,
+            start=start,
+            only=only,
+            force=force,
+        )
+
+    def plan(self, *, start: str = "", only: Sequence[str] = (), force: bool = False) -> list[Planned]:
+        """What `run` would do, in order. Nothing is started or written."""
+        out: list[Planned] = []
+        for d in self.decisions(start=start, only=only, force=force):
+            argv: tuple[str, ...] = ()
+            error = ""
+            if d.action in ("run", "serve"):
+                try:
+                    argv = mask_argv(self._spec(d.step, strict=False).argv)
+                except K2Error as err:
+                    error = err.message
+            out.append(Planned(d.step.name, d.action, d.why, argv, d.step.gate, d.step.needs, error))
+        return out
+
+    def _spec(self, step: Step, *, strict: bool = True) -> JobSpec:
+        known = self._known(step)
+        if not step.stage:
+            argv = cast("list[str]", fill(list(step.argv), known, strict=strict))
+            params = {"chain": self.chain.name, "step": step.name, "fingerprint": self.prints[step.name]}
+            return JobSpec(
+                id="",
+                stage=step.name,
+                title=step.title or f"{self.chain.name}: {step.name}",
+                argv=tuple(str(a) for a in argv),
+                kind=step.kind or "task",
+                env={"K2TUI_STEP_OUT": str(self.out_of(step.name))},
+                timeout_s=step.timeout_s,
+                params=params,
+            )
+        stage = stages.get(step.stage)
+        reason = stage.unavailable(self.config)
+        if reason:
+            raise K2Error(f"{step.name}: {reason}")
+        params = cast("dict[str, Any]", fill({**self.chain.defaults, **step.params}, known, strict=strict))
+        plan = stage.plan(self.config, params)
+        own = {"chain": self.chain.name, "step": step.name, "fingerprint": self.prints[step.name]}
+        return JobSpec(
+            id="",
+            stage=stage.name,
+            title=step.title or plan.title,
+            argv=plan.argv,
+            kind=plan.kind,
+            env={"K2TUI_STEP_OUT": str(self.out_of(step.name)), **plan.env},
+            locks=plan.locks,
+            timeout_s=step.timeout_s if step.timeout_s is not None else plan.timeout_s,
+            grace_s=plan.grace_s,
+            params={**(plan.params or {}), **own},
+        )
+
+    # ---- running
+
+    def run(
+        self,
+        *,
+        start: str = "",
+        only: Sequence[str] = (),
+        force: bool = False,
+        keep_servers: bool = False,
+        progress: Callable[[int, int, str], None] = lambda done, total, note: None,
+    ) -> dict[str, Any]:
+        """Run what has to run; returns {step: {action, why, job_id, took_s}}. Raises K2Error at the first step that fails.
+
+        Servers that this run started are stopped as soon as no step needs them, also after a failure (but for keep_servers).
+        """
+        paths.ensure_dir(self.root)
+        guard = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise K2Error(
+                    f"pipeline {self.chain.name} is running already",
+                    "k2tui jobs list --stage pipeline shows it",
+                )
+            return self._run(self.decisions(start=start, only=only, force=force), keep_servers, progress)
+        finally:
+            os.close(guard)
+
+    def _run(
+        self, todo: Sequence[Decision], keep_servers: bool, progress: Callable[[int, int, str], None]
+    ) -> dict[str, Any]:
+        summary: dict[str, Any] = {}
+        done = 0
+        try:
+            for d in todo:
+                progress(done, len(todo), d.step.name)
+                if d.action == "run":
+                    for name in d.step.needs:
+                        if name in self.servers:
+                            self._serve(name)
+                    for name in self.servers:
+                        if d.step in server_users(self.chain, name, self.servers):
+                            self._serve(name)
+                    job = self._run_step(d.step, d.why)
+                    summary[d.step.name] = {
+                        "action": "run",
+                        "why": d.why,
+                        "job_id": job.spec.id,
+                        "took_s": job.took_s,
+                    }
+                elif d.action == "skip":
+                    self.tell(f"{d.step.name}: skipped ({d.why})")
+                    summary[d.step.name] = {"action": "skip", "why": d.why}
+                done += 1
+                if not keep_servers:
+                    self._stop_servers({x.step.name for x in todo[done:] if x.action == "run"})
+            progress(done, len(todo), "")
+            return {"steps": summary, **{f"{n}_job": j for n, j in self._live.items() if keep_servers}}
+        finally:
+            if not keep_servers:
+                self._stop_servers(set())
+
+    def _stop_servers(self, still_to_run: set[str]) -> None:
+        for name, job_id in list(self._live.items()):
+            if not any(u.name in still_to_run for u in server_users(self.chain, name, self.servers)):
+                del self._live[name]
+                self._urls.pop(name, None)
+                if name in self._found:
+                    self._found.discard(name)
+                    continue
+                self.tell(f"{name}: stopped, no step needs it any more")
+                folder.stop(job_id, wait_s=60, by=f"pipeline {self.chain.name}")
+
+    def _mark(self, step: Step, job_id: str) -> None:
+        write_json(
+            self.root / f"{step.name}.running.json", {"fingerprint": self.prints[step.name], "job_id": job_id}
+        )
+
+    def _unfinished(self, step: Step) -> Job | None:
+        """The job of this very step that an earlier, killed run left behind."""
+        raw = as_object(read_json(self.root / f"{step.name}.running.json"))
+        if raw.get("fingerprint") != self.prints[step.name]:
+            return None
+        try:
+            job = folder.get(str(raw.get("job_id", "")))
+        except K2Error:
+            return None
+        return None if job.state.is_final else job
+
+    def _serve(self, name: str) -> None:
+        """Make sure that a server step runs and is ready."""
+        if name in self._live:
+            job = folder.get(self._live[name])
+            if not job.state.is_final:
+                return
+            raise GateError(
+                f"{name}: the server ended while it was needed: {job.reason}",
+                f"k2tui jobs logs {job.spec.id}",
+            )
+        step = self.chain.step(name)
+        for other in step.needs:
+            if other in self.servers:
+                self._serve(other)
+        spec = self._spec(step)
+        url = str(spec.params.get("url", ""))
+        mine = self._unfinished(step)
+        same = mine or next(
+            (
+                j
+                for j in folder.list_jobs()
+                if j.state is JobState.RUNNING
+                and j.spec.stage == spec.stage
+                and j.spec.argv == mask_argv(spec.argv)
+            ),
+            None,
+        )
+        if same is not None:
+            job_id = same.spec.id
+            if mine is None:
+                self._found.add(name)
+            self.tell(f"{name}: uses {job_id}, which is running already")
+        else:
+            self._check_server(step)
+            job_id = folder.submit(spec)
+            self._mark(step, job_id)
+            self.tell(f"{name}: started as {job_id}")
+        self._live[name] = job_id
+        self._urls[name] = url
+        self._wait_ready(step, job_id, url)
+
+    def _check_server(self, step: Step) -> None:
+        if step.stage != "serve":
+            return
+        from k2tui import doctor
+        from k2tui.stages.serve import resolve_profile
+
+        params = cast("dict[str, Any]", fill({**self.chain.defaults, **step.params}, self._known(step)))
+        doctor.refuse_if_hopeless(resolve_profile(self.config, params))
+
+    def _wait_ready(self, step: Step, job_id: str, url: str) -> None:
+        gates = step.gate or ("ready",)
+        begun = time.monotonic()
+        limit = step.timeout_s or READY_TIMEOUT_S
+        told = ""
+        while True:
+            job = folder.get(job_id)
+            if job.state.is_final:
+                raise GateError(
+                    f"{step.name}: the server ended before it was ready: {job.reason}",
+                    f"k2tui jobs logs {job_id}",
+                )
+            why = "it has not started" if job.state is not JobState.RUNNING else ""
+            for gate in gates if not why else ():
+                check = (
+                    f"url:{url}/health_generate" if gate == "ready" else str(fill(gate, self._known(step)))
+                )
+                why = (
+                    conditions.unmet(check)
+                    if re.match(r"(file|url):", check)
+                    else gate_unmet(check, job.result or {})
+                )
+                if why:
+                    break
+            if not why:
+                self.tell(f"{step.name}: ready after {time.monotonic() - begun:.1f} s")
+                return
+            if job.waiting_for and job.waiting_for != told:
+                told = job.waiting_for
+                self.tell(f"{step.name}: waits for {told}")
+            if time.monotonic() - begun > limit:
+                raise GateError(
+                    f"{step.name}: not ready after {limit:g} s: {why}", f"k2tui jobs logs {job_id}"
+                )
+            time.sleep(0.25)
+
+    def _run_step(self, step: Step, why: str) -> Job:
+        for attempt in range(step.retries + 1):
+            taken = self._unfinished(step)
+            if taken is not None:
+                job_id = taken.spec.id
+                self.tell(f"{step.name}: goes on as {job_id}, which an earlier run started")
+            else:
+                paths.ensure_dir(self.out_of(step.name).parent)
+                spec = self._spec(step)
+                if not step.stage:
+                    paths.ensure_dir(self.out_of(step.name))
+                job_id = folder.submit(spec)
+                self._mark(step, job_id)
+                self.tell(f"{step.name}: {job_id} ({why})")
+            job = self._watch(step, job_id)
+            problem = self._problem(step, job)
+            if not problem:
+                self._keep(step, job)
+                self.tell(
+                    f"{step.name}: done" + (f" in {job.took_s:.1f} s" if job.took_s is not None else "")
+                )
+                return job
+            if job.state is JobState.STOPPED or attempt == step.retries:
+                raise GateError(f"{step.name}: {problem}", f"k2tui jobs logs {job_id}")
+            self.tell(f"{step.name}: {problem}; again ({attempt + 1} of {step.retries})")
+        raise AssertionError("unreachable")
+
+    def _watch(self, step: Step, job_id: str) -> Job:
+        try:
+            return self._watch_on(step, job_id)
+        except BaseException:
+            # this run is being stopped, or the step's server has gone: the step goes too
+            folder.stop(job_id, wait_s=60, by=f"pipeline {self.chain.name}")
+            raise
+
+    def _watch_on(self, step: Step, job_id: str) -> Job:
+        told = ""
+        while True:
+            job = folder.wait(job_id, 1.0)
+            if job.state.is_final:
+                return job
+            if job.state is JobState.ORPHANED:
+                folder.adopt(job_id)
+            if job.waiting_for and job.waiting_for != told:
+                told = job.waiting_for
+                self.tell(f"{step.name}: waits for {told}")
+            for name, server in self._live.items():
+                if name in step.needs and (gone := folder.get(server)).state.is_final:
+                    raise GateError(
+                        f"{step.name}: its server {name} ended: {gone.reason}", f"k2tui jobs logs {server}"
+                    )
+
+    def _problem(self, step: Step, job: Job) -> str:
+        if job.state is not JobState.SUCCEEDED:
+            return f"{job.state}: {job.reason}"
+        known = {**self._known(step), **holes_of(job.result or {}, f"{step.name}.result")}
+        for gate in step.gate:
+            text = str(fill(gate, known))
+            check_gate(text, step.name)
+            why = (
+                conditions.unmet(text)
+                if re.match(r"(file|url):", text)
+                else gate_unmet(text, job.result or {})
+            )
+            if why:
+                return f"gate {gate!r} does not hold: {why}"
+        for path in step.outputs:
+            where = str(fill(path, known))
+            if not os.path.exists(where):
+                return f"its output {where} is not there"
+        return ""
+
+    def _keep(self, step: Step, job: Job) -> None:
+        known = {**self._known(step), **holes_of(job.result or {}, f"{step.name}.result")}
+        record = Record(
+            fingerprint=self.prints[step.name],
+            job_id=job.spec.id,
+            result=dict(job.result or {}),
+            outputs={where: signature(where) for where in (str(fill(p, known)) for p in step.outputs)},
+            ended_s=time.time(),
+        )
+        write_json(self.root / f"{step.name}.json", asdict(record))
+        (self.root / f"{step.name}.running.json").unlink(missing_ok=True)
+        self.records[step.name] = record
+
+
+def parse_settings(pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """["bench.num_prompts=4"] -> {"bench": {"num_prompts": 4}}; values are JSON where they can be read so, else text."""
+    out: dict[str, dict[str, Any]] = {}
+    for pair in pairs:
+        m = re.fullmatch(r"([a-z][a-z0-9_-]*)\.([A-Za-z_]\w*)=(.*)", pair, re.DOTALL)
+        if not m:
+            raise UsageError(
+                f"--set {pair!r}: write STEP.PARAM=VALUE", "for example --set bench.num_prompts=8"
+            )
+        value: Any = m[3]
+        try:
+            value = json.loads(m[3])
+        except ValueError:
+            pass
+        out.setdefault(m[1], {})[m[2]] = value
+    return out

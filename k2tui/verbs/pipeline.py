@@ -1,0 +1,200 @@
+"""`k2tui pipeline`: run, plan, show, init: the whole chain from server to comparison, each step a job."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from k2tui.errors import K2Error, UsageError
+
+if TYPE_CHECKING:
+    from k2tui.jobs.chain import ChainRun
+
+HELP = (
+    "run the whole pipeline (serve, bench, prepare, extract, train, compare), skipping what is already valid"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    sub = parser.add_subparsers(dest="order", metavar="ORDER", required=True)
+
+    def order(name: str, text: str) -> argparse.ArgumentParser:
+        child = sub.add_parser(name, help=text, description=text)
+        child.add_argument(
+            "--file", default="", help="the pipeline's TOML (default: ./pipeline.toml, else the shipped one)"
+        )
+        child.add_argument("--json", action="store_true", help="print JSON")
+        return child
+
+    run = order("run", "run it as a job of its own; Ctrl-C leaves it running")
+    show = order("plan", "what a run would do, and why (the same as: run --dry-run)")
+    for child in (run, show):
+        child.add_argument(
+            "--from",
+            dest="start",
+            default="",
+            metavar="STEP",
+            help="run this step and all after it, valid or not",
+        )
+        child.add_argument(
+            "--only",
+            action="append",
+            default=[],
+            metavar="STEP",
+            help="only this step (may repeat), with its servers",
+        )
+        child.add_argument("--force", action="store_true", help="run every step, valid or not")
+        child.add_argument(
+            "--set", action="append", default=[], metavar="STEP.PARAM=VALUE", help="a parameter of one step"
+        )
+    run.add_argument("--dry-run", action="store_true", help="print what would run, start nothing")
+    run.add_argument(
+        "--here", action="store_true", help="run in this process, not as a job (ends with the terminal)"
+    )
+    run.add_argument("--detach", action="store_true", help="print the job id and return at once")
+    run.add_argument("--keep-servers", action="store_true", help="leave the last servers running")
+    init = order("init", "write the shipped pipeline.toml into the working folder")
+    init.add_argument("--force", action="store_true", help="replace the file")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.order == "init":
+        return _init(args)
+    if args.order == "plan" or args.dry_run:
+        return _plan(args)
+    return _run_here(args) if args.here else _run_as_job(args)
+
+
+def _init(args: argparse.Namespace) -> int:
+    from k2tui.files import write_whole
+    from k2tui.jobs.chain import default_text
+
+    path = Path(args.file or "pipeline.toml")
+    if path.exists() and not args.force:
+        raise UsageError(f"{path} is there already", "--force replaces it")
+    write_whole(path, default_text(), mode=0o644)
+    print(json.dumps({"written": str(path)}) if args.json else f"wrote {path}")
+    return 0
+
+
+def _open(args: argparse.Namespace, *, quiet: bool = False) -> ChainRun:
+    from k2tui import config
+    from k2tui.jobs.chain import load_chain, open_run, parse_settings
+
+    def tell(text: str) -> None:
+        if not quiet:
+            print(text, flush=True)
+
+    return open_run(
+        config.load(), load_chain(args.file or None), tell=tell, settings=parse_settings(args.set)
+    )
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from k2tui.core.job_text import plain
+
+    chain = _open(args, quiet=args.json)
+    planned = chain.plan(start=args.start, only=args.only, force=args.force)
+    if args.json:
+        rows = [
+            {
+                "step": p.name,
+                "action": p.action,
+                "why": p.why,
+                "argv": list(p.argv),
+                "gate": list(p.gate),
+                "needs": list(p.needs),
+                "error": p.error,
+            }
+            for p in planned
+        ]
+        print(
+            json.dumps(
+                {"pipeline": chain.chain.name, "file": chain.chain.path, "steps": rows},
+                ensure_ascii=False,
+                indent=1,
+            )
+        )
+    else:
+        width = max(len(p.name) for p in planned)
+        for p in planned:
+            print(plain(f"{p.name:<{width}}  {p.action:<5}  {p.why}"))
+            if p.argv:
+                print(plain(" " * (width + 9) + shlex.join(p.argv)))
+            if p.error:
+                print(plain(" " * (width + 9) + f"cannot run: {p.error}"))
+            for gate in p.gate if p.action in ("run", "serve") else ():
+                print(plain(" " * (width + 9) + f"gate: {gate}"))
+    return 1 if any(p.error for p in planned) else 0
+
+
+def _run_here(args: argparse.Namespace) -> int:
+    from k2tui.jobs import report
+
+    import signal
+
+    def stopped(number: int, frame: object) -> None:
+        raise K2Error("the pipeline was stopped; its current step and its servers are stopped too")
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stopped)
+    chain = _open(args, quiet=args.json)
+
+    def progress(done: int, total: int, note: str) -> None:
+        report.report_progress(done, total, "steps", note, force=True)
+
+    result = chain.run(
+        start=args.start, only=args.only, force=args.force, keep_servers=args.keep_servers, progress=progress
+    )
+    report.report_result({"pipeline": chain.chain.name, **result})
+    if args.json:
+        print(json.dumps(result, ensure_ascii=False, indent=1))
+    return 0
+
+
+def _run_as_job(args: argparse.Namespace) -> int:
+    from k2tui.core.job import JobSpec
+    from k2tui.jobs import folder
+
+    chain = _open(args, quiet=True)
+    planned = chain.plan(
+        start=args.start, only=args.only, force=args.force
+    )  # a mistake is told here, not in a job's log
+    for p in planned:
+        if p.error:
+            raise K2Error(f"{p.name}: {p.error}", "k2tui pipeline plan shows all steps")
+    argv = [sys.executable, "-m", "k2tui", "pipeline", "run", "--here"]
+    if args.file or (Path.cwd() / "pipeline.toml").exists():
+        argv += ["--file", os.path.abspath(args.file or "pipeline.toml")]
+    argv += ["--from", args.start] if args.start else []
+    for name in args.only:
+        argv += ["--only", name]
+    for pair in args.set:
+        argv += ["--set", pair]
+    argv += ["--force"] if args.force else []
+    argv += ["--keep-servers"] if args.keep_servers else []
+    job_id = folder.submit(
+        JobSpec(
+            id="",
+            stage="pipeline",
+            title=f"pipeline {chain.chain.name}",
+            argv=tuple(argv),
+            locks=(f"pipeline:{chain.chain.name}",),
+            grace_s=90.0,
+            params={"pipeline": chain.chain.name, "file": chain.chain.path},
+        )
+    )
+    if args.detach or args.json:
+        print(json.dumps({"id": job_id}) if args.json else job_id)
+        if args.detach:
+            return 0
+        return 0 if str(folder.wait(job_id).state) == "succeeded" else 1
+    print(f"{job_id} (Ctrl-C leaves it running; k2tui jobs logs -f {job_id} shows it again)", file=sys.stderr)
+    from k2tui.verbs import jobs
+
+    return jobs.run(argparse.Namespace(order="logs", job=job_id, lines=0, follow=True, raw=False))
