@@ -1,6 +1,6 @@
 """The dashboard's app: keys and buttons to orders, snapshots to the screen in front. Knows the Backend, never the world behind it.
 
-Laws: a frame at most every IDLE_GAP_S (KEY_GAP_S after a key); nothing is drawn on hidden screens; every order runs off the event
+Laws: frames come as often as `frame_gap` says (1 to 2 a second, quicker after a key); nothing is drawn on hidden screens; every order runs off the event
 loop, raises K2Error at most, and its effect is seen in a later snapshot, never assumed; quitting stops no job unless asked.
 """
 
@@ -37,9 +37,9 @@ from k2tui.tui.widgets.bar import Button
 from k2tui.tui.widgets.lines import Lines
 from k2tui.tui.widgets.logview import LogView
 
-IDLE_GAP_S = 0.5
-KEY_GAP_S = 0.1
-KEY_GLOW_S = 3.0  # how long after a key frames may come quickly
+KEY_GAP_S, KEY_GLOW_S = 0.1, 3.0  # between frames, and how long after a key
+WATCHED_GAP_S, WATCHED_S = 0.5, 30.0  # while somebody is likely to look closely, or a log fills the screen
+IDLE_GAP_S = 1.0
 
 DEFAULT_STAGES = (
     StageInfo("serve", "Start server", "s"),
@@ -75,7 +75,7 @@ class Dashboard(QuietApp):
         if key.action
     ]
     CSS = """
-    Screen { background: $background; }
+    Deck { background: $background; }
     ToastRack { margin-bottom: 2; }
     Toast { max-width: 72; }
     """
@@ -108,7 +108,7 @@ class Dashboard(QuietApp):
         self._is_due = False
         self._next_draw: asyncio.TimerHandle | None = None
         self._last_draw = 0.0
-        self._last_key = 0.0
+        self._last_key = time.monotonic() - KEY_GLOW_S
         self._started_s = clock()
         for theme in themes:
             self.register_theme(theme)
@@ -154,9 +154,18 @@ class Dashboard(QuietApp):
         if self._next_draw is not None:
             return
         now = time.monotonic()
-        gap = KEY_GAP_S if now - self._last_key < KEY_GLOW_S else IDLE_GAP_S
-        wait = max(0.0, self._last_draw + gap - now)
+        wait = max(0.0, self._last_draw + self.frame_gap(now) - now)
         self._next_draw = asyncio.get_running_loop().call_later(wait, self._draw_due)
+
+    def frame_gap(self, now: float) -> float:
+        """Seconds between two frames at that (monotonic) time."""
+        since_key = now - self._last_key
+        if since_key < KEY_GLOW_S:
+            return KEY_GAP_S
+        deck = self.deck
+        if since_key < WATCHED_S or (deck is not None and deck.NAME in ("log", "jobs")):
+            return WATCHED_GAP_S
+        return IDLE_GAP_S
 
     def _draw_due(self) -> None:
         self._next_draw = None
@@ -249,7 +258,7 @@ class Dashboard(QuietApp):
                 then(result)
             self.draw_soon()
 
-        self.run_worker(run(), exit_on_error=False)
+        self.run_worker(run, exit_on_error=False)
 
     @property
     def stages(self) -> Sequence[StageInfo]:

@@ -17,12 +17,21 @@ class History:
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._series: dict[str, deque[float]] = {}
+        self._count: dict[str, int] = {}
         self._newest: dict[str, float] = {}
 
-    def get(self, name: str) -> Sequence[float]:
-        """Oldest first; empty when nothing is known."""
+    def get(self, name: str, per: int = 1) -> Sequence[float]:
+        """Oldest first; empty when nothing is known. per: mean of so many points a value; the groups do not move as points come
+        in, so a sparkline changes at its right end only."""
         found = self._series.get(name)
-        return list(found) if found else []
+        if not found:
+            return []
+        if per <= 1:
+            return list(found)
+        points = list(found)
+        first = self._count[name] - len(points)
+        skip = -first % per
+        return [sum(group) / len(group) for at in range(skip, len(points), per) if (group := points[at : at + per])]
 
     def add(self, snap: Snapshot) -> None:
         if snap.gpu is not None and self._is_new("gpu", snap.gpu.taken_s):
@@ -72,3 +81,4 @@ class History:
         if series is None:
             series = self._series[name] = deque(maxlen=self._limit)
         series.append(float(value))
+        self._count[name] = self._count.get(name, 0) + 1

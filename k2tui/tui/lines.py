@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -124,6 +125,7 @@ ASCII = Glyphs(
 _SELECTORS = re.compile("[\ufe0e\ufe0f]")
 
 
+@lru_cache(4096)
 def clean(text: str) -> str:
     """Text that is safe to draw: no control characters, escape codes, bidi marks or joiners; a tab is one blank."""
     if text.isascii() and text.isprintable():
@@ -134,6 +136,7 @@ def clean(text: str) -> str:
     return "".join(ch if ch.isprintable() else ("" if ch == "\u200d" else "·") for ch in text)
 
 
+@lru_cache(4096)
 def width(text: str) -> int:
     """Terminal cells that the text takes."""
     return len(text) if text.isascii() else cell_len(text)
@@ -164,6 +167,17 @@ def line_width(line: Iterable[Seg]) -> int:
 
 def fit_line(line: Sequence[Seg], cells: int, *, pad: bool = True) -> Line:
     """The line cut (or padded) to exactly `cells` cells; texts are cleaned on the way."""
+    total = 0
+    for seg in line:
+        text = seg[0]
+        if clean(text) != text:
+            break
+        total += width(text)
+    else:  # the usual case: nothing to change
+        if total == cells or (total < cells and not pad):
+            return tuple(line)
+        if total < cells:
+            return (*line, Seg(" " * (cells - total)))
     out: list[Seg] = []
     left = cells
     for seg in line:
@@ -194,7 +208,7 @@ def text_line(text: str, role: str = "") -> Line:
     return (Seg(clean(text), role),)
 
 
-def wrap(text: str, cells: int, lines: int | None = None) -> list[str]:
+def wrap(text: str, cells: int, lines: int | None = None, ellipsis: str = "…") -> list[str]:
     """Words wrapped to `cells` cells, at most `lines` lines (the last one cut with an ellipsis)."""
     out: list[str] = []
     current = ""
@@ -218,7 +232,7 @@ def wrap(text: str, cells: int, lines: int | None = None) -> list[str]:
         out.append(current)
     if lines is not None and len(out) > lines:
         out = out[:lines]
-        out[-1] = fit(out[-1] + " ……", cells).rstrip() if width(out[-1]) >= cells else out[-1] + "…"
+        out[-1] = set_cell_size(out[-1], min(width(out[-1]), cells - len(ellipsis))).rstrip() + ellipsis
     return out
 
 

@@ -25,12 +25,26 @@ class PanelView(RowList):
         super().__init__(panel.title, frame=frame, glyphs=glyphs, selectable=panel.selectable, id=f"panel-{panel.name}")
         self.panel = panel
         self._view: View | None = None
+        self._drawn_from: object = None
 
     def draw(self, view: View) -> None:
+        """Draw when something that the panel needs has changed."""
         self._view = view
         width, height = self.inner
         if width <= 0 or height <= 0:
             return
+        snap, panel = view.snap, self.panel
+        inputs = (
+            width,
+            height,
+            view.server_key,
+            view.task_id,
+            int(view.now_s) if panel.ticks else int(view.now_s) // 5,
+            [getattr(snap, name) for name in panel.needs],
+        )
+        if inputs == self._drawn_from:
+            return
+        self._drawn_from = inputs
         try:
             picture = self.panel.draw(view, width, height)
         except Exception as err:  # one broken panel must not take the screen with it
@@ -42,8 +56,8 @@ class PanelView(RowList):
         if self._view is not None:
             self.draw(self._view)
 
-    def on_resize(self) -> None:
-        super().on_resize()
+    def on_resize(self, event: events.Resize) -> None:
+        super().on_resize(event)
         self.redraw()
 
     def on_key(self, event: events.Key) -> None:

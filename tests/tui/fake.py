@@ -393,8 +393,8 @@ def scene(kind: str, now: float, t: float, *, gpu_count: int = 8, is_demo: bool 
     return Snapshot(
         taken_s=now,
         servers=servers,
-        gpu=gpus(now, gpu_count, busy=kind != "empty") if gpu_count else GpuView(now, error="no NVIDIA driver here: NVML is not installed", hint="this is normal on a laptop: everything else works"),
-        host=host(now),
+        gpu=gpus(float(int(now)), gpu_count, busy=kind != "empty") if gpu_count else GpuView(now, error="no NVIDIA driver here: NVML is not installed", hint="this is normal on a laptop: everything else works"),
+        host=host(float(int(now))),
         jobs=jobs(now, now - t) if kind != "empty" else (),
         board=board() if kind != "empty" else Board(),
         bench=bench_rows(now) if kind != "empty" else (),

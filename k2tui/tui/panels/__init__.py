@@ -18,6 +18,8 @@ from k2tui.tui.view import View
 class Panel:
     """draw(view, width, height) -> Picture, for an inner room of width x height cells; it must be quick (< 1 ms) and pure.
 
+    needs: the fields of the snapshot that it looks at; it is drawn again when one of them changed. ticks: also every second
+    (running times, ages).
     order: place among the panels. selectable: rows with a key can be selected. enter: app action for Enter on a row
     (called with the row's key). keys: (key, action, label) that work while the panel has the focus.
     """
@@ -25,6 +27,8 @@ class Panel:
     name: str
     title: str
     draw: Callable[[View, int, int], Picture]
+    needs: tuple[str, ...] = ("servers", "gpu", "host", "jobs", "board", "bench")
+    ticks: bool = False
     order: int = 100
     selectable: bool = False
     enter: str = ""

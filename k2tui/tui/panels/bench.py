@@ -70,4 +70,4 @@ def draw(view: View, width: int, height: int) -> Picture:
     return Picture(lines, header, note)
 
 
-PANEL = Panel("bench", "Benchmarks", draw, order=60, selectable=True, help="Newest runs. Latencies in ms; n/a = not measured.")
+PANEL = Panel("bench", "Benchmarks", draw, needs=("bench",), order=60, selectable=True, help="Newest runs. Latencies in ms; n/a = not measured.")

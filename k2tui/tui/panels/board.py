@@ -54,7 +54,7 @@ def draw(view: View, width: int, height: int) -> Picture:
     board = view.snap.board
     rows: list[Row] = []
     if board.error:
-        rows += [Row("", text_line(t, "warn")) for t in wrap(board.error, width, 2)]
+        rows += [Row("", text_line(t, "warn")) for t in wrap(board.error, width, 2, view.glyphs.ellipsis)]
     if not board.tasks and not board.error:
         rows.append(Row("", (Seg("No tasks. ", "dim"), Seg("a", "key", "add_task"), Seg(" adds one.", "dim"))))
     done = {t.id for t in board.tasks if t.status is TaskStatus.COMPLETED}
@@ -73,6 +73,7 @@ PANEL = Panel(
     "board",
     "Board",
     draw,
+    needs=("board", "jobs"),
     order=50,
     selectable=True,
     enter="cycle_task",

@@ -51,4 +51,4 @@ def draw(view: View, width: int, height: int) -> Picture:
     return Picture(tuple(rows[:height]))
 
 
-PANEL = Panel("decode", "Serving", draw, order=80, help="One point a decode line or a poll of /metrics; newest at the right.")
+PANEL = Panel("decode", "Serving", draw, needs=("servers",), order=80, help="One point a decode line or a poll of /metrics; newest at the right.")

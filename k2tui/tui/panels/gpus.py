@@ -11,6 +11,7 @@ from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
 STALE_S = 5.0
+SECONDS_A_CELL = 10  # at one sample a second
 
 COLUMNS = (
     Column("#", 2, keep=9, align=">"),
@@ -21,7 +22,7 @@ COLUMNS = (
     Column("power", 8, keep=6, align=">"),
     Column("temp", 5, keep=6, align=">"),
     Column("MHz", 5, keep=3, align=">"),
-    Column("last minutes", 8, weight=3, keep=4, limit=60),
+    Column("history 10s", 8, weight=3, keep=4, limit=60),
     Column("notes", 6, weight=1, keep=2, limit=40),
 )
 
@@ -40,7 +41,7 @@ def _row(gpu: GpuSample, view: View) -> Sequence[Cell]:
     temp = gpu.temperature_c
     hot = temp is not None and gpu.temperature_slowdown_c is not None and temp >= gpu.temperature_slowdown_c - 5
     notes = gpu.error or ", ".join(gpu.throttle_reasons)
-    history = view.history.get(f"gpu.{gpu.index}.util")
+    history = view.history.get(f"gpu.{gpu.index}.util", SECONDS_A_CELL)
     return (
         Seg(str(gpu.index), "bold"),
         lambda w: bar(None if util is None else util / 100, w, load_role(util), g),
@@ -76,4 +77,4 @@ def draw(view: View, width: int, height: int) -> Picture:
     return Picture(rows_, header if height > len(rows_) else None, tuple(note))
 
 
-PANEL = Panel("gpus", "GPUs", draw, order=20, selectable=True, help="One row a GPU, as NVML tells it; n/a is what it cannot tell.")
+PANEL = Panel("gpus", "GPUs", draw, needs=("gpu",), order=20, selectable=True, help="One row a GPU, as NVML tells it; n/a is what it cannot tell.")

@@ -57,4 +57,4 @@ def draw(view: View, width: int, height: int) -> Picture:
     return Picture(tuple(rows), note=(Seg(host.hostname, "dim"),))
 
 
-PANEL = Panel("host", "Host", draw, order=30, help="CPU, memory, disk and network of this machine.")
+PANEL = Panel("host", "Host", draw, needs=("host",), order=30, help="CPU, memory, disk and network of this machine.")

@@ -132,6 +132,7 @@ PANEL = Panel(
     "jobs",
     "Jobs",
     draw,
+    needs=("jobs",), ticks=True,
     order=40,
     selectable=True,
     enter="open_job_log",

@@ -48,4 +48,4 @@ def draw(view: View, width: int, height: int) -> Picture:
     return Picture(tuple(Row("", r.line) for r in lines), header, note)
 
 
-PANEL = Panel("phases", "Start, phase by phase", draw, order=70, help="Times of the log's own stamps.")
+PANEL = Panel("phases", "Start, phase by phase", draw, needs=("servers",), ticks=True, order=70, help="Times of the log's own stamps.")

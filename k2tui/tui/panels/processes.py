@@ -51,4 +51,4 @@ def draw(view: View, width: int, height: int) -> Picture:
     return Picture(lines, header, note)
 
 
-PANEL = Panel("processes", "GPU processes", draw, order=25, selectable=True, help="Processes that hold GPU memory, as NVML tells them.")
+PANEL = Panel("processes", "GPU processes", draw, needs=("gpu",), ticks=True, order=25, selectable=True, help="Processes that hold GPU memory, as NVML tells them.")

@@ -145,7 +145,7 @@ def serving_line(server: ServerView, view: View, width: int) -> Line:
     room = width - line_width(segs) - line_width(tail) - 2
     if room >= 4:
         cells = min(room, 60)
-        segs += [Seg(spark(view.history.get(f"{server.key}.tok_s"), cells, None, g), "spark"), Seg("  ")]
+        segs += [Seg(spark(view.history.get(f"{server.key}.tok_s", 5), cells, None, g), "spark"), Seg("  ")]
     return tuple(segs + tail)
 
 
@@ -209,7 +209,7 @@ def other_line(server: ServerView, view: View, width: int) -> Line:
 
 def verdict_lines(server: ServerView, view: View, width: int, height: int) -> list[Line]:
     """The sentence, then what to do and the proof when something is wrong."""
-    load = server.load
+    load, g = server.load, view.glyphs
     wrong = load.state in (State.FAILED, State.STALLED, State.DEGRADED)
     role = STATE_ROLES[load.state] if wrong else ""
     out: list[Line] = []
@@ -219,12 +219,12 @@ def verdict_lines(server: ServerView, view: View, width: int, height: int) -> li
         State.READY: "ready",
     }.get(load.state, load.state.value)
     room = height - (1 if wrong and load.hint and height > 1 else 0)
-    out += [text_line(t, role) for t in wrap(verdict, width, max(1, min(room, 2 if wrong else 1)))]
+    out += [text_line(t, role) for t in wrap(verdict, width, max(1, min(room, 2 if wrong else 1)), g.ellipsis)]
     if wrong and load.hint and len(out) < height:
-        out += [text_line(t, "") for t in wrap(load.hint, width, height - len(out))]
+        out += [text_line(t, "") for t in wrap(load.hint, width, height - len(out), g.ellipsis)]
     if wrong and load.proof_line and len(out) < height:
         number = f"line {load.proof_line_no}: " if load.proof_line_no is not None else ""
-        out.append((Seg(number, "dim", "proof"), Seg(fit(load.proof_line, max(1, width - len(number))).rstrip(), "dim", "proof")))
+        out.append((Seg(number, "dim", "proof"), Seg(fit(load.proof_line, max(1, width - len(number)), ellipsis=g.ellipsis).rstrip(), "dim", "proof")))
     return out[:height]
 
 
@@ -257,7 +257,7 @@ def draw(view: View, width: int, height: int) -> Picture:
     spare_for_others = min(len(others), max(0, rest - (3 if wrong else 1)))
     lines += verdict_lines(server, view, width, rest - spare_for_others)
     for note in load.warnings[: max(0, height - len(lines) - spare_for_others)]:
-        lines.append((Seg(f"{view.glyphs.warn} ", "warn"), Seg(fit(note, max(1, width - 2)).rstrip(), "dim")))
+        lines.append((Seg(f"{view.glyphs.warn} ", "warn"), Seg(fit(note, max(1, width - 2), ellipsis=view.glyphs.ellipsis).rstrip(), "dim")))
     lines += [other_line(s, view, width) for s in others[:spare_for_others]]
     count = len(view.snap.servers)
     place = [s.key for s in view.snap.servers].index(server.key) + 1
@@ -269,6 +269,7 @@ PANEL = Panel(
     "server",
     "Server",
     draw,
+    needs=("servers",), ticks=True,
     order=10,
     help="What the server does, from its log and from its own answers. [ and ] choose among several.",
 )

@@ -23,9 +23,9 @@ def draw(view: View, width: int, height: int) -> Picture:
             Seg(f"  {task.id}", "faint"),
         )
     ]
-    lines += [text_line(t, "bold") for t in wrap(task.content, width, 4)]
+    lines += [text_line(t, "bold") for t in wrap(task.content, width, 4, view.glyphs.ellipsis)]
     if task.note:
-        lines += [text_line(t) for t in wrap(task.note, width, 6)]
+        lines += [text_line(t) for t in wrap(task.note, width, 6, view.glyphs.ellipsis)]
     by_id = {t.id: t for t in tasks}
     for need in task.depends:
         other = by_id.get(need)
@@ -45,4 +45,4 @@ def draw(view: View, width: int, height: int) -> Picture:
     return Picture(tuple(Row("", x) for x in lines[:height]))
 
 
-PANEL = Panel("task", "Task", draw, order=55, help="The selected task, what it waits for, and its job.")
+PANEL = Panel("task", "Task", draw, needs=("board", "jobs"), order=55, help="The selected task, what it waits for, and its job.")

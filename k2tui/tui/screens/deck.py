@@ -49,8 +49,7 @@ class Deck(Screen[None]):
 
     DEFAULT_CSS = """
     Deck { layers: base top; overflow: hidden; }
-    Deck > * { position: absolute; }
-    Deck Prompt { position: relative; }
+    Deck > Lines { position: absolute; }
     """
 
     def place(self, width: int, height: int) -> Sequence[Slot]:

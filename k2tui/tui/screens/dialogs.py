@@ -317,7 +317,7 @@ class Launch(Dialog):
                 self._argv, self._error = (), err
             self._show_argv()
 
-        self.run_worker(work(), exclusive=True, group="preview", exit_on_error=False)
+        self.run_worker(work, exclusive=True, group="preview", exit_on_error=False)
 
     def _show_argv(self) -> None:
         rows = self.query_one("#argv", RowList)

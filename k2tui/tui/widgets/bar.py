@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from textual import events
 from textual.binding import Binding, BindingType
 
 from k2tui.tui.lines import Line, Seg, fit_line, line_width
@@ -45,7 +46,7 @@ class ButtonBar(Lines, can_focus=True):
         self._draw()
 
     def _draw(self) -> None:
-        self.show([button_line(self.buttons, self.size.width, self._index if self.has_focus else None)])
+        self.show([button_line(self.buttons, self.cells, self._index if self.has_focus else None)])
 
     def on_focus(self) -> None:
         self._draw()
@@ -53,8 +54,8 @@ class ButtonBar(Lines, can_focus=True):
     def on_blur(self) -> None:
         self._draw()
 
-    def on_resize(self) -> None:
-        self._strips.clear()
+    def on_resize(self, event: events.Resize) -> None:
+        super().on_resize(event)
         self._draw()
 
     def action_move(self, by: int) -> None:

@@ -39,11 +39,18 @@ class Lines(Widget):
         super().__init__(id=id, classes=classes)
         self._lines: list[Line] = []
         self._strips: dict[Line, Strip] = {}
+        self.cells = 0  # own size, kept here: asking Textual for it is slow
+        self.rows = 0
         self.lines_refreshed = 0  # how many lines were repainted so far: tests look at it
 
     @property
     def palette(self) -> Palette:
         return cast("Palette", self.app.palette)  # type: ignore[attr-defined]
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.cells, self.rows = event.size
+        self._strips.clear()
+        self.refresh()  # what was painted before this event had the old width
 
     def show(self, lines: Sequence[Line]) -> None:
         """Draw these lines; unchanged ones cost nothing."""
@@ -52,7 +59,7 @@ class Lines(Widget):
         if old == new:
             return
         self._lines = new
-        width = self.size.width
+        width = self.cells
         if len(self._strips) > 4 * max(16, len(new)):
             self._strips.clear()
         start: int | None = None
@@ -72,7 +79,7 @@ class Lines(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
+        width = self.cells
         palette = self.palette
         if y >= len(self._lines):
             return Strip.blank(width, palette.base)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import ClassVar
 
 from textual import events
@@ -17,10 +18,14 @@ from k2tui.tui.lines import UNICODE, Glyphs, Line, Picture, Row, Seg, clean, fit
 from k2tui.tui.widgets.rowlist import RowList
 
 ERRORS = r"(?i)\berror\b|\bexception\b|traceback \(most|\bfatal\b|out of memory|\boom\b|\bkilled\b|\bassert(ion)?\b.*fail|\bfailed\b"
-_ERROR = re.compile(ERRORS)
-_WARNING = re.compile(r"(?i)\bwarn(ing)?\b|\bdeprecat")
 _HEAD = re.compile(r"\[[^\]]{1,60}\]\s?")
 FILTER_LIMIT = 5000  # matching lines that a filter shows: the newest ones
+
+
+@cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Errors and warnings: compiled when the first log is shown, not at import."""
+    return re.compile(ERRORS), re.compile(r"(?i)\bwarn(ing)?\b|\bdeprecat")
 
 
 def smart_case(pattern: str) -> str:
@@ -186,7 +191,8 @@ class LogView(RowList):
     # -- one line
 
     def _styled(self, number: int, text: str) -> Line:
-        role = "bad" if _ERROR.search(text) else ("warn" if _WARNING.search(text) else "")
+        errors, warnings = _patterns()
+        role = "bad" if errors.search(text) else ("warn" if warnings.search(text) else "")
         segs: list[Seg] = []
         head = _HEAD.match(text)
         if head and not role:
@@ -258,8 +264,8 @@ class LogView(RowList):
         self._pan = 0
         self.poll()
 
-    def on_resize(self) -> None:
-        super().on_resize()
+    def on_resize(self, event: events.Resize) -> None:
+        super().on_resize(event)
         self.poll()
 
     def on_key(self, event: events.Key) -> None:
@@ -326,7 +332,7 @@ class LogView(RowList):
                 self.show_line(number)
 
         self.poll()
-        self.run_worker(run(), exclusive=True, group=f"find-{id(self)}", exit_on_error=False)
+        self.run_worker(run, exclusive=True, group=f"find-{id(self)}", exit_on_error=False)
 
     def show_line(self, number: int) -> None:
         """Mark that line and bring it to the upper third."""
@@ -412,7 +418,7 @@ class LogView(RowList):
                 self._busy = ""
                 self.poll()
 
-        self.run_worker(run(), exclusive=True, group=f"filter-{id(self)}", exit_on_error=False)
+        self.run_worker(run, exclusive=True, group=f"filter-{id(self)}", exit_on_error=False)
 
     def _extend_hits(self) -> None:
         """New lines since the filter was set: matched here, a few at a time."""

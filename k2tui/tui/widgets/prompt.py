@@ -32,7 +32,7 @@ class Prompt(Horizontal):
         label = Lines()
         label.styles.width = width(self._label) + 2
         yield label
-        field = Input(self._initial, compact=True)
+        field = Input(self._initial, compact=True, select_on_focus=False)
         field.cursor_blink = False
         yield field
 

@@ -72,7 +72,7 @@ class RowList(Lines, can_focus=True):
     @property
     def inner(self) -> tuple[int, int]:
         """(width, height) for rows and header."""
-        width, height = self.size
+        width, height = self.cells, self.rows
         if self.frame == "box":
             return max(0, width - 4), max(0, height - 2)
         if self.frame == "rule":
@@ -121,7 +121,7 @@ class RowList(Lines, can_focus=True):
         return max(0, self.inner[1] - self._header_height)
 
     def _compose_lines(self) -> None:
-        width, height = self.size
+        width, height = self.cells, self.rows
         if not width or not height:
             return
         rows = self.picture.rows
@@ -149,7 +149,7 @@ class RowList(Lines, can_focus=True):
         return tuple(Seg(seg.text, f"{seg.role} {role}".strip(), seg.action) for seg in line)
 
     def _framed(self, body: list[Line]) -> list[Line]:
-        width, height = self.size
+        width, height = self.cells, self.rows
         g = self.glyphs
         edge = "accent" if self.has_focus else "rule"
         inner_width, inner_height = self.inner
@@ -171,7 +171,7 @@ class RowList(Lines, can_focus=True):
         return out
 
     def _title_line(self, edge: str) -> Line:
-        width = self.size.width
+        width = self.cells
         g = self.glyphs
         box = self.frame == "box"
         title = self.picture.title or self.title
@@ -196,7 +196,7 @@ class RowList(Lines, can_focus=True):
 
     def _header_title(self, title: str, edge: str) -> Line:
         """The rule with the column names in it, above their columns."""
-        width, g = self.size.width, self.glyphs
+        width, g = self.cells, self.glyphs
         role = "accent bold" if self.has_focus else "title bold"
         left = fit_line((Seg(g.h, edge), Seg(f" {title} ", role)), min(width, len(title) + 3))
         start = line_width(left)
@@ -220,8 +220,8 @@ class RowList(Lines, can_focus=True):
 
     # -- events
 
-    def on_resize(self) -> None:
-        self._strips.clear()
+    def on_resize(self, event: events.Resize) -> None:
+        super().on_resize(event)
         self._compose_lines()
 
     def on_focus(self) -> None:

@@ -1,0 +1,438 @@
+"""The whole app over a scripted world, driven by keys and mouse: what is shown, what is ordered, what never happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fake
+import pytest
+from conftest import text_of
+
+from k2tui.core.snapshot import Notice
+from k2tui.errors import K2Error
+from k2tui.tui.settings import Settings
+from k2tui.tui.widgets.logview import LogView
+from k2tui.tui.widgets.rowlist import RowList
+
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+async def settle(pilot: Any, seconds: float = 0.25) -> None:
+    await pilot.pause(seconds)
+    await pilot.pause()
+
+
+async def until(pilot: Any, true: Any, seconds: float = 8.0) -> None:
+    """Wait until true() holds; the machine may be slow."""
+    for _ in range(int(seconds / 0.05)):
+        if true():
+            return
+        await pilot.pause(0.05)
+    raise AssertionError(f"did not come true; the screen:\n{text_of(pilot.app)}")
+
+
+async def shows(pilot: Any, *parts: str) -> None:
+    await until(pilot, lambda: all(p in text_of(pilot.app) for p in parts))
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_overview_shows_all_that_matters(make_app: Any, size: tuple[int, int]) -> None:
+    async with make_app("loading").run_test(size=size) as pilot:
+        await shows(pilot, "LOADING", "Kimi-K2.5-INT4", "26/64", "0/1", "±20s", "weights", "h200" if size[0] > 100 else "GPUs")
+        await shows(pilot, "Start", "Stop", "Bench", "Extract", "Train", "serve kimi-k25", "Serve Kimi-K2.5", "1.5k", "help", "quit")
+        text = text_of(pilot.app)
+        lines = text.splitlines()
+        assert len(lines) == size[1] and all(len(x) >= size[0] - 8 for x in lines)
+        assert sum("/141G" in x for x in lines) == 8, text
+
+
+async def test_serving_figures(make_app: Any) -> None:
+    async with make_app("serving").run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY", "kimi-k2.5", "health 200", "run 12", "queue 0", "34%", "tok/s", "accept")
+
+
+async def test_failed_server_and_proof_line(make_app: Any) -> None:
+    async with make_app("failed").run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "FAILED", "ran out of memory at shard 10/64", "--mem-fraction-static")
+        await pilot.press("p")
+        await shows(pilot, "torch.OutOfMemoryError")
+        view = pilot.app.screen.query_one(LogView)
+        assert view.marked == 57 and not view.follow
+        await pilot.press("escape", "escape")
+        await shows(pilot, "GPUs")
+
+
+async def test_screens_by_number(make_app: Any) -> None:
+    async with make_app("serving").run_test(size=(120, 40)) as pilot:
+        for key, words in (
+            ("2", ("GPU processes", "TP7", "sglang::scheduler_TP0")),
+            ("3", ("killed by signal 9", "Log · bench-02")),
+            ("4", ("Ask ops about NVLink", "stage  serve")),
+            ("5", ("baseline", "3 of 64 requests failed")),
+            ("6", ("Start, phase by phase", "graphs", "accept length", "Diagnosis")),
+            ("1", ("Host" if False else "Board", "Benchmarks")),
+        ):
+            await pilot.press(key)
+            await shows(pilot, *words)
+
+
+async def test_start_server_shows_the_exact_command_first(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.press("s")
+        await shows(pilot, "which profile?", "kimi-k25-eagle3", "--mem-fraction-static")
+        assert not app.backend.orders
+        await pilot.press("down")
+        await shows(pilot, "/models/kimi-k25-eagle3")
+        await pilot.press("enter")
+        await until(pilot, lambda: ("submit", "serve", {"profile": "kimi-k25-eagle3"}) in app.backend.orders)
+        await until(pilot, lambda: any("job serve-99" in m[2] for m in app.messages))
+
+
+async def test_a_dialog_can_be_left(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        for key in ("s", "b", "S", "question_mark", "ctrl+p", "T", "m"):
+            await pilot.press(key)
+            await until(pilot, lambda: len(app.screen_stack) == 2)
+            await pilot.press("escape")
+            await until(pilot, lambda: len(app.screen_stack) == 1)
+        assert not app.backend.orders and app.theme == "k2-dark"
+
+
+async def test_stop_asks_and_shows_what_dies(make_app: Any) -> None:
+    app = make_app("serving")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY")
+        await pilot.press("S")
+        await shows(pilot, "Stop the server?", "took 5:18 to load", "12 requests are being answered", "pid 40999", "pid 41000")
+        await pilot.press("enter")  # the default is no
+        await until(pilot, lambda: len(app.screen_stack) == 1)
+        assert not app.backend.orders
+        await pilot.press("S")
+        await shows(pilot, "Stop the server?")
+        await pilot.press("y")
+        await until(pilot, lambda: ("stop_job", "serve-01") in app.backend.orders)
+
+
+async def test_benchmark_form(make_app: Any) -> None:
+    app = make_app("serving", settings=Settings(bench={"concurrency": "2", "num_prompts": "9"}))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY")
+        await pilot.press("b")
+        await shows(pilot, "concurrency", "--num_prompts=9")
+        await pilot.press("end", "ctrl+u", *"none")
+        await shows(pilot, "is not a number", "write 1,4,8")
+        await pilot.press("enter")
+        assert not app.backend.orders  # a wrong form does not run
+        await pilot.press("ctrl+u", "4", "enter")
+        await until(pilot, lambda: ("submit", "bench", {"concurrency": "4", "num_prompts": "9"}) in app.backend.orders)
+
+
+async def test_unavailable_stages_say_why(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.press("x")
+        await until(pilot, lambda: any("the server must be ready first" in m[2] for m in app.messages))
+        await pilot.press("t")
+        await until(pilot, lambda: any("no extracted states yet" in m[2] for m in app.messages))
+        assert not app.backend.orders
+
+
+async def test_order_errors_are_shown_once_with_their_hint(make_app: Any) -> None:
+    app = make_app("loading")
+    app.backend.broken = K2Error("no space left in [/tmp] for jobs", "free some [b]room[/b]")
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.press("r")
+        await until(pilot, lambda: [m for m in app.messages if "no space left in [/tmp]" in m[2] and "[b]room[/b]" in m[2]])
+        await shows(pilot, "[b]room[/b]")  # markup of others stays text
+        await pilot.press("r")
+        await until(pilot, lambda: ("retry_job", "train-00") in app.backend.orders)
+
+
+async def test_board_changes(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("4")
+        await shows(pilot, "stage  serve")
+        await pilot.press("space")
+        await until(pilot, lambda: ("set_task", "2", {"status": "completed"}) in app.backend.orders)
+        await shows(pilot, "2/7 done")
+        await pilot.press("a", *"! [x] new 草", "enter")
+        await until(pilot, lambda: ("add_task", "[x] new 草", "high") in app.backend.orders)
+        await shows(pilot, "[x] new 草")
+        await pilot.press("down", "e", *" soon", "enter")
+        await until(pilot, lambda: ("set_task", "3", {"content": "Baseline benchmark without a draft soon"}) in app.backend.orders)
+        await pilot.press("exclamation_mark")
+        await until(pilot, lambda: ("set_task", "3", {"priority": "high"}) in app.backend.orders)
+
+
+async def test_log_screen_follow_search_filter_errors(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.press("enter")  # the first job's log
+        await shows(pilot, "Log · bench-02", "120/120", "following")
+        view = app.screen.query_one(LogView)
+        log = view.port
+        assert isinstance(log, fake.FakeLog)
+        assert all(count <= 21 for _, count in log.asked)  # never more than is visible
+        await pilot.press("up")
+        await until(pilot, lambda: not view.follow)
+        await pilot.press("e")
+        await until(pilot, lambda: any("no further error" in m[2] for m in app.messages))
+        await pilot.press("E")
+        await until(pilot, lambda: view.marked == 57)
+        await pilot.press("slash", *"NCCL", "enter")
+        await until(pilot, lambda: view.pattern == "NCCL" and view.marked is not None and view.marked != 57)
+        first = view.marked
+        await pilot.press("n")
+        await until(pilot, lambda: view.marked is not None and view.marked > first)
+        await pilot.press("N")
+        await until(pilot, lambda: view.marked == first)
+        await shows(pilot, "[bold]markup[/]")
+        await pilot.press("ampersand", *"nccl", "enter")
+        await until(pilot, lambda: view._hits is not None and len(view._hits) == 7 and not view._busy)
+        await shows(pilot, "&nccl")
+        await pilot.press("escape")
+        await until(pilot, lambda: view._hits is None)
+        await pilot.press("slash", *"(", "enter")
+        await until(pilot, lambda: any("not a regular expression" in m[2] for m in app.messages))
+        await pilot.press("G", "w", "right", "0", "g", "f")
+        await until(pilot, lambda: view.follow)
+        await pilot.press("q")
+        await until(pilot, lambda: len(app.screen_stack) == 1)
+        assert log.is_closed
+
+
+async def test_missing_log_is_said_in_its_pane(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        app.open_log("missing")
+        await shows(pilot, "no log of job missing")
+
+
+async def test_copy_sends_the_jobs_command(make_app: Any) -> None:
+    app = make_app("loading")
+    copied: list[str] = []
+    app.copy_to_clipboard = copied.append
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.press("down", "y")
+        await until(pilot, lambda: bool(copied))
+        assert copied == ["python -m sglang.launch_server --model-path /models/Kimi-K2.5-INT4 --tp-size 8 --port 30000"]
+        await pilot.press("s")
+        await shows(pilot, "--mem-fraction-static")
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: len(copied) == 2)
+        assert "--speculative-algorithm EAGLE3" in copied[1]
+
+
+async def test_palette_finds_and_runs(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.press("colon")
+        await shows(pilot, "Commands")
+        await pilot.press(*"panel host", "enter")
+        await shows(pilot, "cores")
+        await pilot.press("escape")
+        await pilot.press("ctrl+p", *"bnchmarks", "enter")
+        await until(pilot, lambda: app.current_mode == "bench")
+
+
+async def test_mouse_tabs_buttons_rows(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.click("#tabs", offset=(text_of(app).splitlines()[0].index("Board"), 0))
+        await until(pilot, lambda: app.current_mode == "board")
+        await pilot.press("1")
+        await shows(pilot, "LOADING")
+        await pilot.click("#buttons", offset=(text_of(app).splitlines()[22].index("Bench"), 0))
+        await shows(pilot, "input tokens")
+        await pilot.press("escape")
+        jobs = app.screen.query_one("#panel-jobs", RowList)
+        await pilot.click("#panel-jobs", offset=(6, 3))
+        await until(pilot, lambda: jobs.selected == "prepare-01")
+
+
+async def test_unchanged_world_repaints_nothing(make_app: Any) -> None:
+    app = make_app("serving")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "READY", "accept")
+        await settle(pilot, 0.5)
+        widgets = list(app.screen.query("Lines"))
+        before = [w.lines_refreshed for w in widgets]
+        for _ in range(5):
+            app.draw_now()
+        assert [w.lines_refreshed for w in widgets] == before
+
+
+async def test_one_changed_figure_repaints_one_line(make_app: Any) -> None:
+    from dataclasses import replace
+
+    app = make_app("serving")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "READY", "accept")
+        snap = app.backend.snapshot()
+        gpu = replace(snap.gpu.gpus[3], temperature_c=99)
+        app.backend.script = lambda now: replace(snap, gpu=replace(snap.gpu, gpus=(*snap.gpu.gpus[:3], gpu, *snap.gpu.gpus[4:])))
+        panel = app.screen.query_one("#panel-gpus", RowList)
+        before = panel.lines_refreshed
+        app.draw_now()
+        assert panel.lines_refreshed - before == 1
+        await shows(pilot, "99°C")
+
+
+async def test_resize_down_to_nothing_and_back(make_app: Any) -> None:
+    async with make_app("loading").run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.resize_terminal(60, 18)
+        await shows(pilot, "60x18", "80x24", "LOADING")
+        await pilot.resize_terminal(20, 5)
+        await shows(pilot, "LOADING")
+        await pilot.resize_terminal(1, 1)
+        await pilot.pause()
+        await pilot.resize_terminal(80, 24)
+        await shows(pilot, "26/64", "quit")
+        await pilot.resize_terminal(200, 60)
+        await shows(pilot, "Log · serve-01", "26/64")
+
+
+@pytest.mark.parametrize("theme", ["k2-dark", "k2-light", "k2-cvd-dark", "k2-cvd-light", "ansi-dark", "nord"])
+async def test_themes(make_app: Any, theme: str) -> None:
+    async with make_app("failed", settings=Settings(theme=theme)).run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "FAILED")
+        assert pilot.app.theme == theme
+
+
+async def test_theme_chooser_previews_and_goes_back(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.press("T")
+        await shows(pilot, "k2-light")
+        await pilot.press("down", "down")
+        await until(pilot, lambda: app.theme != "k2-dark")
+        await pilot.press("escape")
+        await until(pilot, lambda: app.theme == "k2-dark")
+        await pilot.press("T")
+        await shows(pilot, "k2-light")
+        await pilot.press(*"cvd-light", "enter")
+        await until(pilot, lambda: app.theme == "k2-cvd-light")
+
+
+async def test_ascii_mode_draws_ascii_only(make_app: Any) -> None:
+    async with make_app("serving", settings=Settings(ascii=True)).run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "READY", "####")
+        await settle(pilot)
+        import re
+
+        own = re.sub("[草稿模型🧪]", "", text_of(pilot.app))
+        assert own.isascii(), [ch for ch in own if not ch.isascii()]
+
+
+async def test_demo_banner_stays(make_app: Any) -> None:
+    async with make_app("loading", is_demo=True).run_test(size=(80, 24)) as pilot:
+        for key in "123456":
+            await pilot.press(key)
+            await shows(pilot, "DEMO")
+
+
+async def test_notices_are_told_once(make_app: Any) -> None:
+    from dataclasses import replace
+
+    app = make_app("loading")
+    script = app.backend.script
+    app.backend.script = lambda now: replace(script(now), notices=(Notice(fake.T0, "error", "GPU 3 fell off the bus"), Notice(1.0, "warning", "old")))
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await shows(pilot, "GPU 3 fell off the bus")
+        app.draw_now()
+        app.draw_now()
+        assert sum("fell off" in m[2] for m in app.messages) == 1
+        await pilot.press("m")
+        await shows(pilot, "old")
+
+
+async def test_two_servers_can_be_chosen(make_app: Any) -> None:
+    app = make_app("two")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "LOADING", "1 of 2", "ready")
+        await pilot.press("right_square_bracket")
+        await shows(pilot, "READY", "2 of 2")
+        await pilot.press("S")  # of the two only ours can be stopped
+        await shows(pilot, "Stop the server?", "serve-01")
+
+
+async def test_quit_kills_nothing_and_shift_q_asks(make_app: Any) -> None:
+    app = make_app("serving")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY")
+        await pilot.press("Q")
+        await shows(pilot, "stop everything that runs?", "pid 40999")
+        await pilot.press("n")
+        await until(pilot, lambda: len(app.screen_stack) == 1)
+        await pilot.press("q")
+        await pilot.pause()
+    assert [o for o in app.backend.orders if o[0] != "stop"] == []
+
+
+async def test_zoom_and_tab(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING", "GPUs")
+        await pilot.press("z")
+        await until(pilot, lambda: ("GPUs ──" not in text_of(app) and "killed by" in text_of(app)) or "LOADING" not in text_of(app))
+        await pilot.press("z")
+        await shows(pilot, "LOADING")
+        seen = set()
+        for _ in range(8):
+            await pilot.press("tab")
+            seen.add(app.focused.id)
+        assert {"panel-board", "panel-bench", "panel-gpus", "buttons"} <= seen
+
+
+async def test_buttons_by_keyboard(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        app.screen.query_one("#buttons").focus()
+        await pilot.press("right", "right", "enter")
+        await shows(pilot, "input tokens")
+
+
+async def test_report_is_shown(make_app: Any) -> None:
+    app = make_app("serving")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY")
+        await pilot.press("R")
+        await shows(pilot, "k2tui report on serve-01", "--api-key ***")
+
+
+async def test_a_broken_panel_does_not_take_the_screen(make_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from k2tui.tui.panels import board
+
+    def broken(view: Any, width: int, height: int) -> Any:
+        raise ValueError("boom")
+
+    monkeypatch.setattr(board, "PANEL", replace(board.PANEL, draw=broken))
+    async with make_app("loading").run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING", "this panel failed", "1.5k")
+
+
+def test_keys_are_unique_per_place() -> None:
+    from k2tui.tui.keys import KEYS
+
+    taken: dict[str, str] = {}
+    for key in KEYS:
+        for name in key.keys.split(","):
+            if key.action:
+                assert name not in taken, f"{name}: {key.text} and {taken[name]}"
+                taken[name] = key.text

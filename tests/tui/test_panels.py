@@ -1,0 +1,100 @@
+"""Contract of every panel in the folder: any scene at any size gives lines that fit, quickly, without markup or control codes."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import fake
+import pytest
+
+from k2tui.core.board import Board, Task
+from k2tui.core.snapshot import Snapshot
+from k2tui.tui import panels
+from k2tui.tui.history import History
+from k2tui.tui.lines import ASCII, UNICODE, line_width
+from k2tui.tui.plain import picture
+from k2tui.tui.view import View
+
+SCENES = ("loading", "serving", "failed", "two", "empty")
+
+
+@cache
+def view(kind: str, *, glyphs=UNICODE, **options) -> View:  # type: ignore[no-untyped-def]
+    snap = fake.scene(kind, fake.T0, 124.0, **options)
+    history = History()
+    for second in range(40):
+        history.add(fake.scene(kind, fake.T0 - 40 + second, 84.0 + second, **options))
+    return View(snap, fake.T0, history, glyphs)
+
+
+@pytest.mark.parametrize("name", panels.names())
+@pytest.mark.parametrize("kind", SCENES)
+def test_every_panel_fits_every_room(name: str, kind: str) -> None:
+    panel = panels.get(name)
+    for width, height in ((76, 1), (78, 8), (116, 12), (196, 30)):
+        for glyphs in (UNICODE, ASCII):
+            drawn = panel.draw(view(kind, glyphs=glyphs), width, height)
+            for row in drawn.rows:
+                assert line_width(row.line) <= width or panel.name in ("task", "diagnosis"), row  # long words: the frame cuts them
+                text = "".join(seg.text for seg in row.line)
+                assert text.isprintable()
+                if glyphs.ascii:
+                    own = re.sub("[草稿模型🧪]", "", text)
+                    assert own.isascii(), own
+            if drawn.header is not None:
+                assert line_width(drawn.header) <= width
+
+
+@pytest.mark.parametrize("name", panels.names())
+def test_every_panel_stands_an_empty_world(name: str) -> None:
+    drawn = panels.get(name).draw(View(Snapshot(taken_s=0.0), 0.0), 78, 5)
+    assert drawn.rows or name == "host"
+
+
+@pytest.mark.parametrize("name", panels.names())
+def test_panel_declares_itself(name: str) -> None:
+    panel = panels.get(name)
+    assert panel.name == name and panel.title and panel.help.endswith(".")
+    assert set(panel.needs) <= set(Snapshot.__dataclass_fields__)
+
+
+def test_no_gpu_is_explained_not_hidden() -> None:
+    rows = panels.get("gpus").draw(view("loading", gpu_count=0), 78, 4).rows
+    text = " ".join("".join(s.text for s in r.line) for r in rows)
+    assert "NVML" in text and "normal on a laptop" in text
+
+
+def test_failed_server_shows_cause_hint_and_proof() -> None:
+    rows = panels.get("diagnosis").draw(view("failed"), 100, 14).rows
+    text = "\n".join("".join(s.text for s in r.line) for r in rows)
+    for part in ("cuda-oom", "G08", "97% sure", "--mem-fraction-static", "line 58", "torch.OutOfMemoryError"):
+        assert part in text
+
+
+def test_board_keeps_markup_and_escapes_as_text() -> None:
+    snap = Snapshot(0.0, board=Board(tasks=(Task("1", "[red]x[/] \x1b]0;pwn\x07 草稿"),)))
+    row = panels.get("board").draw(View(snap, 0.0), 60, 3).rows[0]
+    text = "".join(s.text for s in row.line)
+    assert "[red]x[/]" in text and "\x1b" not in text and line_width(row.line) == 60
+
+
+def test_history_groups_do_not_move() -> None:
+    history = History(limit=50)
+    import dataclasses
+
+    for n in range(120):
+        history.add(dataclasses.replace(fake.scene("empty", 1000.0 + n, 0), servers=()))
+    before = list(history.get("host.cpu", 10))
+    history.add(fake.scene("empty", 2000.0, 0))
+    after = list(history.get("host.cpu", 10))
+    assert after[: len(before) - 1] == before[1:] or after[:-1] == before[: len(after) - 1] or after[: len(before)] == before
+
+
+@pytest.mark.parametrize("use_ascii", [False, True])
+def test_plain_picture_has_everything_and_no_codes(use_ascii: bool) -> None:
+    text = picture(fake.scene("loading", fake.T0, 124.0, is_demo=True), fake.T0, 100, use_ascii=use_ascii)
+    for part in ("DEMO", "LOADING", "26/64", "GPUs", "Jobs", "serve kimi-k25", "Board", "Benchmarks", "1.5k"):
+        assert part in text
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 100
