@@ -1,0 +1,48 @@
+"""Prepare: prompts become tokenized_data.jsonl by inference on the running server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from k2tui.errors import UsageError
+from k2tui.stages import Stage, StagePlan
+
+_FLAGS = (
+    "url", "count", "per_source", "temperature", "top_p", "top_k", "max_new_tokens", "seed", "max_seq_len", "min_response",
+    "repetition", "verify_every", "concurrency", "give_up_s",
+)  # fmt: skip
+_SWITCHES = ("balance", "first_turn", "keep_truncated", "keep_refusals", "no_thinking")
+
+
+def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
+    """params: prompts (a path or a list), out (both needed), and the verb's flags."""
+    for key in ("prompts", "out"):
+        if not params.get(key):
+            raise UsageError(f"prepare needs {key}", "prompts = a file or folder of prompts, out = tokenized_data.jsonl")
+    prompts = params["prompts"]
+    argv = [sys.executable, "-m", "k2tui", "prepare", "--out", str(params["out"])]
+    for path in [prompts] if isinstance(prompts, str) else prompts:
+        argv += ["--prompts", str(path)]
+    for key in _FLAGS:
+        if params.get(key) not in (None, ""):
+            argv += [f"--{key.replace('_', '-')}", str(params[key])]
+    argv += [f"--{key.replace('_', '-')}" for key in _SWITCHES if params.get(key)]
+    return StagePlan(
+        title=f"prepare {params['out']}",
+        argv=tuple(argv),
+        env={},
+        params={k: v for k, v in params.items() if v is not None},
+        grace_s=30.0,
+    )
+
+
+STAGE = Stage(
+    name="prepare",
+    title="Prepare the data",
+    help="make tokenized_data.jsonl from prompts, answered by the running server; adds to what is there",
+    order=30,
+    plan=_plan,
+    key="p",
+)
