@@ -38,6 +38,14 @@ _FIELDS = (
     (_FI_PCIE_RX_BYTES, 0),
 )
 
+# counter, field, factor to KB
+_COUNTERS = (
+    ("nvlink_tx", _FI_NVLINK_TX_KIB, 1.024),
+    ("nvlink_rx", _FI_NVLINK_RX_KIB, 1.024),
+    ("pcie_tx", _FI_PCIE_TX_BYTES, 0.001),
+    ("pcie_rx", _FI_PCIE_RX_BYTES, 0.001),
+)
+
 _UNINITIALIZED, _INVALID, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND = 1, 2, 3, 4, 6
 _DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND, _FUNCTION_NOT_FOUND, _LOST, _RESET = 9, 12, 13, 15, 16
 _MISMATCH, _VERSION, _DEPRECATED, _NOT_READY, _GPU_NOT_FOUND = 18, 25, 26, 27, 28
@@ -46,6 +54,7 @@ _FINAL = frozenset({_INVALID, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _VERSION, _DE
 
 _RETRY_UNSUPPORTED_S = 300.0  # MIG mode and the like change under a running sampler
 _RETRY_FAILED_S = 5.0
+_RETRY_S = {_NO_PERMISSION: 60.0}
 _SLOW_CALL_S = 0.05  # a call that took longer is asked so seldom that it costs at most 1 % of the time
 _SLOW_FACTOR = 100.0
 _SLOWEST_S = 60.0
@@ -130,18 +139,23 @@ class _Device:
             ("numa", "NUMA node", once, n.nvmlDeviceGetNumaNodeId),
             ("c2c", "chip-to-chip link", once, n.nvmlDeviceGetC2cModeInfoV),
             ("memory", "memory", always, self._memory),
-            ("utilization", "utilisation", always, n.nvmlDeviceGetUtilizationRates),
+            ("utilization", "utilisation", always, self._utilization),
             ("power", "power usage", always, n.nvmlDeviceGetPowerUsage),
             ("temperature", "temperature", always, lambda h: n.nvmlDeviceGetTemperature(h, 0)),
             ("sm", "SM clock", always, lambda h: n.nvmlDeviceGetClockInfo(h, 1)),
             ("reasons", "throttle reasons", always, self._reasons),
-            ("compute", "processes", always, n.nvmlDeviceGetComputeRunningProcesses),
+            ("compute", "processes", always, lambda h: _digest(n.nvmlDeviceGetComputeRunningProcesses(h))),
             ("pstate", "performance state", 2.0, n.nvmlDeviceGetPerformanceState),
-            ("graphics", "graphics processes", 5.0, n.nvmlDeviceGetGraphicsRunningProcesses),
-            ("mps", "MPS processes", 5.0, n.nvmlDeviceGetMPSComputeRunningProcesses),
+            (
+                "graphics",
+                "graphics processes",
+                5.0,
+                lambda h: _digest(n.nvmlDeviceGetGraphicsRunningProcesses(h)),
+            ),
+            ("mps", "MPS processes", 5.0, lambda h: _digest(n.nvmlDeviceGetMPSComputeRunningProcesses(h))),
             ("usage", "process utilisation", 2.0, self._usage),
             ("mem", "memory clock", 2.0, lambda h: n.nvmlDeviceGetClockInfo(h, 2)),
-            ("fields", "field values", 2.0, lambda h: n.nvmlDeviceGetFieldValues(h, _FIELDS)),
+            ("fields", "field values", 2.0, self._fields),
             ("gen", "PCIe generation", 5.0, n.nvmlDeviceGetCurrPcieLinkGeneration),
             ("width", "PCIe width", 5.0, n.nvmlDeviceGetCurrPcieLinkWidth),
             ("limit", "power limit", seldom, n.nvmlDeviceGetEnforcedPowerLimit),
@@ -164,6 +178,11 @@ class _Device:
         )
         self.slots = {key: _Slot(label, every, call) for key, label, every, call in table}
         self.order = list(self.slots.values())
+        self.fast = [slot for slot in self.order if slot.every_s == always]
+        self.slow = [slot for slot in self.order if slot.every_s != always]
+        self.slow_due = 0.0
+        self.slow_figures: dict[str, Any] = {}
+        self.reset_until = 0.0
         # The slow one is left out of the first sample, and not all GPUs ask it in the same second.
         self.slots["pcie"].due = time.monotonic() + 3.0 + index
 
@@ -179,6 +198,11 @@ class _Device:
                 raise
             info = self.nvml.nvmlDeviceGetMemoryInfo(handle)
             return int(info.total), int(info.used), None
+
+    def _utilization(self, handle: Any) -> tuple[int, int]:
+        """(GPU, memory) in percent of the time."""
+        rates = self.nvml.nvmlDeviceGetUtilizationRates(handle)
+        return int(rates.gpu), int(rates.memory)
 
     def _reasons(self, handle: Any) -> int:
         try:
@@ -229,7 +253,7 @@ class _Device:
                     if err.value in (_LOST, _UNINITIALIZED):
                         raise
         if len(handles) != len(self.mig_handles):
-            self.slots["slices"].due = 0.0
+            self.slots["slices"].due = 0.0  # it comes after this one in the same round
         self.mig_handles = handles
         return enabled
 
@@ -253,6 +277,16 @@ class _Device:
             )
         return tuple(out)
 
+    def _fields(self, handle: Any) -> int | None:
+        """Take the counters into rates. Returns the memory's temperature, None on boards without the sensor (they say 0)."""
+        self.rate_values = {}
+        found = {int(f.fieldId): _field_value(f) for f in self.nvml.nvmlDeviceGetFieldValues(handle, _FIELDS)}
+        at = time.monotonic()
+        for name, field_id, to_kb in _COUNTERS:
+            rate = self.rates[name].push(found.get(field_id), at)
+            self.rate_values[name] = None if rate is None else round(rate * to_kb)
+        return found.get(_FI_MEMORY_TEMP) or None
+
     def _pcie(self, handle: Any) -> tuple[int, int] | None:
         """(received, sent) in KB/s. Not asked while the cheap counters answer."""
         if self.rate_values.get("pcie_rx") is not None:
@@ -263,15 +297,33 @@ class _Device:
 
     # -- one round -----------------------------------------------------------------------------------------------------------
 
+    def ask_again(self, *keys: str) -> None:
+        """These getters are due at the next sample, whatever their period."""
+        for key in keys:
+            self.slots[key].due = 0.0
+        self.slow_due = 0.0
+
     def sample(self, now: float, wall_s: float) -> GpuSample:
         """Ask what is due and compose the figures. A lost GPU keeps what is known of it and says so."""
+        self.lost = self._ask(self.fast, now)
+        if self.index in self.sampler.watched and self.slots["pcie"].due > now + _PCIE_WATCHED_S:
+            self.slots["pcie"].due = now + _PCIE_WATCHED_S
+            self.slow_due = min(self.slow_due, self.slots["pcie"].due)
+        if not self.lost and self.slow_due <= now:
+            self.lost = self._ask(self.slow, now)
+            self.slow_due = min(slot.due for slot in self.slow)
+            self.slow_figures = self._slow_figures()
+        self.last = self._compose_lost(wall_s) if self.lost else self._compose(now, wall_s)
+        return self.last
+
+    def _ask(self, slots: list[_Slot], now: float) -> str:
+        """Ask those that are due. Returns why the GPU is lost, "" while it answers."""
         nvml, sampler, handle = self.nvml, self.sampler, self.handle
-        reset = False
-        for slot in self.order:
+        for slot in slots:
             if slot.due > now:
                 continue
-            sampler.calling = (slot.label, self.index, time.monotonic())
             began = time.perf_counter()
+            sampler.calling = (slot.label, self.index, began)
             try:
                 slot.value = slot.call(handle)
                 slot.error = ""
@@ -279,22 +331,17 @@ class _Device:
                 slot.due = now + slot.every_s
             except nvml.NVMLError as err:
                 code = int(err.value)
-                slot.value = None
-                slot.code = code
+                slot.value, slot.code = None, code
                 slot.error = "" if code in _FINAL else _error_words(nvml, err)
-                slot.due = now + (
-                    _RETRY_UNSUPPORTED_S
-                    if code in _FINAL
-                    else _SLOWEST_S
-                    if code == _NO_PERMISSION
-                    else _RETRY_FAILED_S
+                slot.due = now + _RETRY_S.get(
+                    code, _RETRY_UNSUPPORTED_S if code in _FINAL else _RETRY_FAILED_S
                 )
                 if code in (_LOST, _GPU_NOT_FOUND):
-                    self.lost = "fallen off the bus (NVML: GPU is lost)"
-                    break
+                    return "fallen off the bus (NVML: GPU is lost)"
                 if code in (_UNINITIALIZED, _DRIVER_NOT_LOADED, _MISMATCH):
                     raise _Restart
-                reset = reset or code == _RESET
+                if code == _RESET:
+                    self.reset_until = now + 2 * _RETRY_FAILED_S
             except (UnicodeDecodeError, ValueError, OverflowError) as err:
                 # a name or figure that is not what the header promises: only this one is lost
                 slot.value, slot.error, slot.due = None, clean(str(err)), now + _SLOWEST_S
@@ -303,134 +350,111 @@ class _Device:
             cost = time.perf_counter() - began
             if cost > _SLOW_CALL_S and slot.due != math.inf:
                 slot.due = max(slot.due, now + min(_SLOWEST_S, cost * _SLOW_FACTOR))
-        else:
-            self.lost = "needs a reset (NVML: GPU requires reset)" if reset else ""
-        if self.slots["pcie"].due > now + _PCIE_WATCHED_S and self.index in sampler.watched:
-            self.slots["pcie"].due = now + _PCIE_WATCHED_S
-        self.last = self._compose(wall_s)
-        return self.last
+        return ""
 
-    def _compose(self, wall_s: float) -> GpuSample:
-        slots = self.slots
-        value = {key: slot.value for key, slot in slots.items()}
-        if self.lost.startswith("fallen"):
-            kept = self.last
-            base = GpuSample(self.index, uuid=str(value["uuid"] or ""), name=clean(str(value["name"] or "")))
-            if kept is not None:
-                base = GpuSample(
-                    self.index, kept.uuid, kept.name, memory_total_b=kept.memory_total_b, bus_id=kept.bus_id
-                )
-            self.processes = []
-            return replace(
-                base, error=self.lost, taken_s=wall_s, last_xid=self.last_xid, last_xid_s=self.last_xid_s
-            )
-        memory, util, pcie = value["memory"], value["utilization"], value["pcie"]
-        total, used, reserved = memory or (None, None, None)
-        kind = "coherent" if value["numa"] is not None and _c2c_enabled(value["c2c"]) else ""
-        if memory is None and slots["memory"].code in _FINAL and value["virtualization"] != 2:
-            total, used = self.sampler.host_memory()
-            kind = "unified" if total is not None else ""
-        memory_temperature = self._push_fields(value["fields"], slots["fields"])
-        bits = value["reasons"]
-        rx, tx = self.rate_values.get("pcie_rx"), self.rate_values.get("pcie_tx")
+    def _compose_lost(self, wall_s: float) -> GpuSample:
+        kept = self.last
+        name = clean(str(self.slots["name"].value or ""))
+        uuid = str(self.slots["uuid"].value or "")
+        self.processes = []
+        return GpuSample(
+            self.index,
+            uuid=kept.uuid if kept and kept.uuid else uuid,
+            name=kept.name if kept and kept.name else name,
+            error=self.lost,
+            memory_total_b=kept.memory_total_b if kept else None,
+            bus_id=kept.bus_id if kept else "",
+            taken_s=wall_s,
+            last_xid=self.last_xid,
+            last_xid_s=self.last_xid_s,
+        )
+
+    def _slow_figures(self) -> dict[str, Any]:
+        """The part of a sample that is not read each second."""
+        value = {key: slot.value for key, slot in self.slots.items()}
+        pcie, remapped, rates = value["pcie"], value["remapped"], self.rate_values
+        rx, tx = rates.get("pcie_rx"), rates.get("pcie_tx")
         if rx is None and pcie is not None:
             rx, tx = pcie
-        remapped = value["remapped"]
+        return {
+            "index": self.index,
+            "uuid": str(value["uuid"] or ""),
+            "name": clean(str(value["name"] or "")),
+            "enforced_power_limit_mw": value["limit"],
+            "temperature_slowdown_c": value["slowdown"],
+            "sm_clock_max_mhz": value["sm_max"],
+            "memory_clock_mhz": value["mem"],
+            "pcie_gen": value["gen"],
+            "pcie_gen_max": value["gen_max"],
+            "pcie_width": value["width"],
+            "pcie_width_max": value["width_max"],
+            "pcie_rx_kb_s": rx,
+            "pcie_tx_kb_s": tx,
+            "nvlink_rx_kb_s": rates.get("nvlink_rx"),
+            "nvlink_tx_kb_s": rates.get("nvlink_tx"),
+            "fan_percent": value["fan"],
+            "ecc_uncorrected": value["ecc_unc"],
+            "energy_mj": value["energy"],
+            "memory_clock_max_mhz": value["mem_max"],
+            "memory_temperature_c": value["fields"],
+            "temperature_shutdown_c": value["shutdown"],
+            "temperature_max_c": value["gpu_max"],
+            "power_limit_default_mw": value["limit_default"],
+            "pstate": value["pstate"],
+            "ecc_enabled": None if value["ecc"] is None else bool(value["ecc"]),
+            "ecc_corrected": value["ecc_corr"],
+            "ecc_uncorrected_total": value["ecc_unc_total"],
+            "remapped_rows": None if remapped is None else (remapped[0], remapped[1]),
+            "remap_pending": None if remapped is None else bool(remapped[2]),
+            "remap_failed": None if remapped is None else bool(remapped[3]),
+            "retired_pages": value["retired"],
+            "mig_enabled": value["mig"],
+            "mig": value["slices"] or (),
+            "virtualization": _VIRTUALIZATION.get(value["virtualization"] or 0, ""),
+            "nvlink_count": value["links"],
+            "bus_id": "" if value["pci"] is None else clean(str(value["pci"].busId)),
+            "encoder_utilization": value["encoder"],
+            "decoder_utilization": value["decoder"],
+            "persistence": None if value["persistence"] is None else bool(value["persistence"]),
+            "pcie_replays": value["replays"],
+        }
+
+    def _compose(self, now: float, wall_s: float) -> GpuSample:
+        slots = self.slots
+        memory, util, bits = slots["memory"].value, slots["utilization"].value, slots["reasons"].value
+        total, used, reserved = memory or (None, None, None)
+        kind = "coherent" if slots["numa"].value is not None and _c2c_enabled(slots["c2c"].value) else ""
+        if memory is None and slots["memory"].code in _FINAL and slots["virtualization"].value != 2:
+            total, used = self.sampler.host_memory()
+            kind = "unified" if total is not None else ""
         self.processes = self._list_processes()
-        process_slot = slots["compute"]
+        compute = slots["compute"]
         return GpuSample(
-            index=self.index,
-            uuid=str(value["uuid"] or ""),
-            name=clean(str(value["name"] or "")),
-            error=self.lost,
+            **self.slow_figures,
+            error="needs a reset (NVML: GPU requires reset)" if now < self.reset_until else "",
             memory_total_b=total,
             memory_used_b=used,
             memory_reserved_b=reserved,
-            gpu_utilization=None if util is None else int(util.gpu),
-            memory_utilization=None if util is None else int(util.memory),
-            power_usage_mw=value["power"],
-            enforced_power_limit_mw=value["limit"],
-            temperature_c=value["temperature"],
-            temperature_slowdown_c=value["slowdown"],
-            sm_clock_mhz=value["sm"],
-            sm_clock_max_mhz=value["sm_max"],
-            memory_clock_mhz=value["mem"],
+            gpu_utilization=None if util is None else util[0],
+            memory_utilization=None if util is None else util[1],
+            power_usage_mw=slots["power"].value,
+            temperature_c=slots["temperature"].value,
+            sm_clock_mhz=slots["sm"].value,
             throttle_reasons=() if bits is None else describe_throttle(bits),
-            pcie_gen=value["gen"],
-            pcie_gen_max=value["gen_max"],
-            pcie_width=value["width"],
-            pcie_width_max=value["width_max"],
-            pcie_rx_kb_s=rx,
-            pcie_tx_kb_s=tx,
-            nvlink_rx_kb_s=self.rate_values.get("nvlink_rx"),
-            nvlink_tx_kb_s=self.rate_values.get("nvlink_tx"),
-            fan_percent=value["fan"],
-            ecc_uncorrected=value["ecc_unc"],
-            energy_mj=value["energy"],
-            taken_s=wall_s,
-            memory_clock_max_mhz=value["mem_max"],
-            memory_temperature_c=memory_temperature,
-            temperature_shutdown_c=value["shutdown"],
-            temperature_max_c=value["gpu_max"],
-            power_limit_default_mw=value["limit_default"],
             throttle_bits=bits,
-            pstate=value["pstate"],
-            ecc_enabled=None if value["ecc"] is None else bool(value["ecc"]),
-            ecc_corrected=value["ecc_corr"],
-            ecc_uncorrected_total=value["ecc_unc_total"],
-            remapped_rows=None if remapped is None else (remapped[0], remapped[1]),
-            remap_pending=None if remapped is None else bool(remapped[2]),
-            remap_failed=None if remapped is None else bool(remapped[3]),
-            retired_pages=value["retired"],
+            taken_s=wall_s,
             last_xid=self.last_xid,
             last_xid_s=self.last_xid_s,
-            mig_enabled=value["mig"],
-            mig=value["slices"] or (),
-            virtualization=_VIRTUALIZATION.get(value["virtualization"] or 0, ""),
             memory_kind=kind,
-            nvlink_count=value["links"],
-            bus_id="" if value["pci"] is None else clean(str(value["pci"].busId)),
-            encoder_utilization=value["encoder"],
-            decoder_utilization=value["decoder"],
-            persistence=None if value["persistence"] is None else bool(value["persistence"]),
-            pcie_replays=value["replays"],
-            missing=tuple(f"{slot.label}: {slot.error}" for slot in self.order if slot.error),
-            process_error=process_slot.error or ("not supported here" if process_slot.code in _FINAL else ""),
+            missing=tuple([f"{slot.label}: {slot.error}" for slot in self.order if slot.error]),
+            process_error=compute.error or ("not supported here" if compute.code in _FINAL else ""),
         )
-
-    def _push_fields(self, fields: Any, slot: _Slot) -> int | None:
-        """Take counters into rates when they were just read. Returns the memory's temperature."""
-        if fields is None:
-            self.rate_values = {}
-            return None
-        found = {int(field.fieldId): _field_value(field) for field in fields}
-        stamp = slot.due
-        if self.sampler_stamp != stamp:
-            self.sampler_stamp = stamp
-            at = time.monotonic()
-            counters = (
-                ("nvlink_tx", found.get(_FI_NVLINK_TX_KIB), 1.024),
-                ("nvlink_rx", found.get(_FI_NVLINK_RX_KIB), 1.024),
-                ("pcie_tx", found.get(_FI_PCIE_TX_BYTES), 0.001),
-                ("pcie_rx", found.get(_FI_PCIE_RX_BYTES), 0.001),
-            )
-            for name, counter, to_kb in counters:
-                rate = self.rates[name].push(counter, at)
-                self.rate_values[name] = None if rate is None else round(rate * to_kb)
-        temperature = found.get(_FI_MEMORY_TEMP)
-        return temperature if temperature else None  # boards without the sensor say 0
-
-    sampler_stamp: float = -1.0
 
     def _list_processes(self) -> list[tuple[int, int | None, str, int | None]]:
         """(pid, GPU memory in bytes, kind, MIG slice), a pid once a slice; MPS and graphics give their kind to one in both."""
         out: dict[tuple[int, int | None], tuple[int, int | None, str, int | None]] = {}
         for key, kind in (("graphics", "G"), ("compute", "C"), ("mps", "M")):
-            for found in self.slots[key].value or ():
-                instance = getattr(found, "gpuInstanceId", None)
-                slice_id = None if instance in (None, _NO_INSTANCE) else int(instance)
-                pid = int(found.pid)
-                used = None if found.usedGpuMemory is None else int(found.usedGpuMemory)
+            for pid, used, slice_id in self.slots[key].value or ():
                 old = out.get((pid, slice_id))
                 both = old is not None and {old[2], kind} == {"C", "G"}
                 out[pid, slice_id] = (
@@ -452,6 +476,16 @@ def _try(nvml: Any, call: Callable[[Any], Any], handle: Any) -> Any:
         if err.value in (_LOST, _UNINITIALIZED):
             raise
         return None
+
+
+def _digest(found: Any) -> tuple[tuple[int, int | None, int | None], ...]:
+    """(pid, GPU memory in bytes, MIG slice) of each process."""
+    out: list[tuple[int, int | None, int | None]] = []
+    for process in found:
+        used, instance = process.usedGpuMemory, getattr(process, "gpuInstanceId", _NO_INSTANCE)
+        slice_id = None if instance in (None, _NO_INSTANCE) else int(instance)
+        out.append((int(process.pid), None if used is None else int(used), slice_id))
+    return tuple(out)
 
 
 def _c2c_enabled(info: Any) -> bool:
@@ -537,7 +571,7 @@ class NvmlSampler:
     def latest(self) -> GpuView:
         """The newest view, at once. taken_s is 0.0 until the first sample; waiting_for names a call that has not come back."""
         view, calling = self._view, self.calling
-        if calling is not None and time.monotonic() - calling[2] > _STUCK_S:
+        if calling is not None and time.perf_counter() - calling[2] > _STUCK_S:
             return replace(
                 view, waiting_for=f"{calling[0]} of GPU {calling[1]}" if calling[1] >= 0 else calling[0]
             )
@@ -638,7 +672,7 @@ class NvmlSampler:
     # -- the library ---------------------------------------------------------------------------------------------------------
 
     def _initialize(self, now: float) -> None:
-        self.calling = ("the start of NVML", -1, time.monotonic())
+        self.calling = ("the start of NVML", -1, time.perf_counter())
         try:
             self._nvml = importlib.import_module("pynvml")
             self._nvml.nvmlInit()

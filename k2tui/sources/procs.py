@@ -221,8 +221,11 @@ def _rank_of(environ: dict[str, str]) -> str:
 def _read_stat(proc: str, pid: int) -> tuple[int, int, int, int, int] | None:
     """(ppid, session, cpu ticks, start ticks, rss pages); None when there is no such process (a zombie counts as none)."""
     try:
-        with open(f"{proc}/{pid}/stat", "rb") as fh:
-            raw = fh.read()
+        fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            raw = os.read(fd, 4096)
+        finally:
+            os.close(fd)
     except OSError:
         return None
     rest = raw[raw.rfind(b")") + 2 :].split()

@@ -271,7 +271,7 @@ def test_counters_become_rates(fake, monkeypatch):
     try:
         fake.show(fake.make.idle(1).gpu(0, "pcie_count_rx", 1_000_000).gpu(0, "pcie_count_tx", 0))
         assert sampler.take().gpus[0].nvlink_rx_kb_s is None
-        sampler._devices[0].slots["fields"].due = 0.0
+        sampler._devices[0].ask_again("fields")
         at = sampler._devices[0].rates["pcie_rx"]._at
         fake.show(
             fake.make.idle(1)
