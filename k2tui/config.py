@@ -69,12 +69,30 @@ class UiConfig:
 
 
 @dataclass(frozen=True)
+class NotifyConfig:
+    """Being told. kinds: which events ("all" = every one); quiet: "22:00-07:00", quiet_except: kinds told all the same.
+
+    command: run for each event, one string an item ({kind}, {title}, {text} are filled in). webhook: a URL that gets a JSON
+    POST. bell and terminal: the dashboard's own terminal.
+    """
+
+    bell: bool = True
+    terminal: bool = True
+    command: tuple[str, ...] = ()
+    webhook: str = ""
+    kinds: tuple[str, ...] = ("all",)
+    quiet: str = ""
+    quiet_except: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Config:
     profile: str = "tiny"  # the default profile
     plan: str = ""  # plan file that the board mirrors; "" = plan.json in the state folder, made from the pipeline
     profiles: Mapping[str, Profile] = field(default_factory=dict[str, Profile])
     bench: BenchConfig = field(default_factory=BenchConfig)
     ui: UiConfig = field(default_factory=UiConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
     sources: tuple[str, ...] = ()  # files read, in order
 
     def get_profile(self, name: str = "") -> Profile:
@@ -180,7 +198,7 @@ def _files(explicit: str | None) -> list[Path]:
     return found
 
 
-_TABLES: dict[str, type] = {"bench": BenchConfig, "ui": UiConfig}
+_TABLES: dict[str, type] = {"bench": BenchConfig, "ui": UiConfig, "notify": NotifyConfig}
 
 
 def load(explicit: str | None = None) -> Config:

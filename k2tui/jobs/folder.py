@@ -193,8 +193,19 @@ def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
     raise K2Error(f"{root}: no free job id found")
 
 
+def _is_told() -> bool:
+    """Whether the configuration has a command or a webhook that wants to hear of a job's end."""
+    from k2tui import config
+
+    try:
+        settings = config.load().notify
+    except K2Error:
+        return False  # a wrong configuration is told where it is used; a job runs all the same
+    return bool(settings.command or settings.webhook)
+
+
 def _start_keeper(folder: Path, spec: JobSpec, env: Mapping[str, str], lock_fd: int) -> None:
-    handed = json.dumps({"spec": journal.spec_to_json(spec), "env": dict(env)}).encode()
+    handed = json.dumps({"spec": journal.spec_to_json(spec), "env": dict(env), "tell": _is_told()}).encode()
     argv = [*keeper_argv(folder), "--lock-fd", str(lock_fd)]
     if spec.scope:
         argv = scope.wrap(argv, spec.id)

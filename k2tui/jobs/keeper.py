@@ -60,6 +60,19 @@ def start_adopter(folder: Path) -> None:
     )
 
 
+def tell(folder: Path, lock_fd: int) -> None:
+    """Let the user's command and webhook hear of the end: in a process of its own, after everything was written."""
+    os.close(lock_fd)
+    subprocess.Popen(
+        [sys.executable, "-m", "k2tui.notify", "job", str(folder)],
+        cwd=PACKAGE_ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ).returncode = 0
+
+
 def _nothing(*_: object) -> None:
     """A handler that only wakes the keeper up."""
 
@@ -568,6 +581,7 @@ def main(argv: list[str]) -> int:
                     return 0  # another keeper is there
                 time.sleep(0.02)
     os.set_inheritable(lock_fd, False)
+    handed: dict[str, Any] = {}
     if is_adopting:
         spec = journal.spec_of(json.loads((folder / "spec.json").read_bytes()))
         env: dict[str, str] = {}
@@ -613,6 +627,9 @@ def main(argv: list[str]) -> int:
         os.write(ack_w, b"k")
         os.close(ack_w)
         keeper.run()
+        keeper.journal.close()
+        if handed.get("tell"):
+            tell(folder, lock_fd)
     except BaseException:
         import traceback
 
