@@ -37,7 +37,14 @@ class Spans:
             q.append(q[-1] + a)
             k.append(k[-1] + b)
         as_tensor = [torch.tensor(x, dtype=torch.int32, device=device) for x in (q, k)]
-        return Spans(tuple(q), tuple(k), as_tensor[0], as_tensor[1], max(q_lengths, default=0), max(k_lengths, default=0))
+        return Spans(
+            tuple(q),
+            tuple(k),
+            as_tensor[0],
+            as_tensor[1],
+            max(q_lengths, default=0),
+            max(k_lengths, default=0),
+        )
 
 
 def _doc_mask(queries: int, keys: int, device: torch.device) -> Tensor:
@@ -52,7 +59,10 @@ def _plain_forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float) 
     out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     for d in range(len(spans.q_starts) - 1):
-        qs, ks = slice(spans.q_starts[d], spans.q_starts[d + 1]), slice(spans.k_starts[d], spans.k_starts[d + 1])
+        qs, ks = (
+            slice(spans.q_starts[d], spans.q_starts[d + 1]),
+            slice(spans.k_starts[d], spans.k_starts[d + 1]),
+        )
         if qs.start == qs.stop:
             continue
         qd = q[qs].float().unflatten(1, (k.shape[1], group))
@@ -71,7 +81,10 @@ def _plain_backward(
     group = q.shape[1] // k.shape[1]
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for d in range(len(spans.q_starts) - 1):
-        qs, ks = slice(spans.q_starts[d], spans.q_starts[d + 1]), slice(spans.k_starts[d], spans.k_starts[d + 1])
+        qs, ks = (
+            slice(spans.q_starts[d], spans.q_starts[d + 1]),
+            slice(spans.k_starts[d], spans.k_starts[d + 1]),
+        )
         if qs.start == qs.stop:
             continue
         qd = q[qs].float().unflatten(1, (k.shape[1], group))
@@ -92,7 +105,9 @@ def _uses_flash(q: Tensor) -> bool:
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[2] <= 256
 
 
-def causal_forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float) -> tuple[Tensor, Tensor, tuple[Any, Any]]:
+def causal_forward(
+    q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float
+) -> tuple[Tensor, Tensor, tuple[Any, Any]]:
     """Causal attention of packed documents. q [Q, heads, d], k [N, kv_heads, d], v [N, kv_heads, dv].
 
     Returns out [Q, heads, dv], lse [Q, heads] fp32 and what the flash backward wants back.
@@ -108,7 +123,9 @@ def causal_forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float) 
     out, lse, seed, offset = res[0], res[1], res[2], res[3]
     if lse.dim() == 3:  # [docs, heads, max_q]: releases that pad it
         index = torch.repeat_interleave(
-            torch.arange(lse.shape[0], device=q.device), (spans.q_cu[1:] - spans.q_cu[:-1]).long(), output_size=q.shape[0]
+            torch.arange(lse.shape[0], device=q.device),
+            (spans.q_cu[1:] - spans.q_cu[:-1]).long(),
+            output_size=q.shape[0],
         )
         within = torch.arange(q.shape[0], device=q.device) - spans.q_cu[:-1].long()[index]
         lse = lse[index, :, within]
@@ -118,7 +135,15 @@ def causal_forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float) 
 
 
 def causal_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spans: Spans, scale: float, state: tuple[Any, Any]
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    spans: Spans,
+    scale: float,
+    state: tuple[Any, Any],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v of the causal part, given the merged out and lse."""
     if not _uses_flash(q):
@@ -128,14 +153,31 @@ def causal_backward(
         v, out, grad = (torch.nn.functional.pad(x, (0, pad)) for x in (v, out, grad))
     docs = len(spans.q_starts) - 1
     if state[0] is not None and lse_is_padded():
-        index = torch.repeat_interleave(torch.arange(docs, device=q.device), (spans.q_cu[1:] - spans.q_cu[:-1]).long(), output_size=q.shape[0])
+        index = torch.repeat_interleave(
+            torch.arange(docs, device=q.device),
+            (spans.q_cu[1:] - spans.q_cu[:-1]).long(),
+            output_size=q.shape[0],
+        )
         within = torch.arange(q.shape[0], device=q.device) - spans.q_cu[:-1].long()[index]
         shaped = lse.new_full((docs, q.shape[1], spans.max_q), math.inf)
         shaped[index, :, within] = lse
     else:
         shaped = lse.t().contiguous()
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        grad.contiguous(), q, k, v, out, shaped, spans.q_cu, spans.k_cu, spans.max_q, spans.max_k, 0.0, True, *state, scale=scale
+        grad.contiguous(),
+        q,
+        k,
+        v,
+        out,
+        shaped,
+        spans.q_cu,
+        spans.k_cu,
+        spans.max_q,
+        spans.max_k,
+        0.0,
+        True,
+        *state,
+        scale=scale,
     )
     return dq, dk, (dv[..., : dv.shape[2] - pad] if pad else dv)
 
@@ -149,17 +191,45 @@ def lse_is_padded() -> bool:
     if _lse_padded is None:
         x = torch.zeros(3, 1, 64, dtype=torch.bfloat16, device="cuda")
         cu = torch.tensor([0, 1, 3], dtype=torch.int32, device="cuda")
-        _lse_padded = torch.ops.aten._flash_attention_forward(x, x, x, cu, cu, 2, 2, 0.0, True, False)[1].dim() == 3
+        _lse_padded = (
+            torch.ops.aten._flash_attention_forward(x, x, x, cu, cu, 2, 2, 0.0, True, False)[1].dim() == 3
+        )
     return _lse_padded
 
 
-def _merge(q: Tensor, out: Tensor, lse: Tensor, keys: list[Tensor], values: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
-    """Fold the diagonal columns into (out, lse). keys, values: one [Q, kv_heads, d] a later step."""
-    if q.is_cuda and kernels.available() and len(keys) <= kernels.MAX_DIAGONAL:
+class Columns:
+    """Keys and values of the later steps, one block a step, in one buffer that every later attention call reads.
+
+    The buffer is outside autograd: gradients flow through the tensors that `add` copied, handed to `TttAttention` beside it.
+    A block is written once and never changed, so the backward of any step finds what its forward read.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.count = 0
+        self.keys = torch.empty(0)
+        self.values = torch.empty(0)
+
+    @torch.no_grad()
+    def add(self, k: Tensor, v: Tensor) -> None:
+        """k [A, kv_heads, d], v [A, kv_heads, dv] of the next step."""
+        if self.count == 0:
+            self.keys = k.new_empty(self.steps, *k.shape)
+            self.values = v.new_empty(self.steps, *v.shape)
+        self.keys[self.count].copy_(k)
+        self.values[self.count].copy_(v)
+        self.count += 1
+
+
+def _merge(
+    q: Tensor, out: Tensor, lse: Tensor, keys: Tensor, values: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Fold the diagonal columns (keys, values [C, Q, kv_heads, .]) into (out, lse)."""
+    if q.is_cuda and kernels.available():
         return kernels.merge_forward(q, out, lse, keys, values, scale)
-    group = q.shape[1] // keys[0].shape[1]
-    wide = q.float().unflatten(1, (keys[0].shape[1], group))
-    scores = torch.stack([(wide * k.float()[:, :, None]).sum(-1).flatten(1) * scale for k in keys])
+    group = q.shape[1] // keys.shape[2]
+    wide = q.float().unflatten(1, (keys.shape[2], group))
+    scores = (wide[None] * keys.float()[:, :, :, None]).sum(-1).flatten(2) * scale
     total = torch.logsumexp(torch.cat((lse[None], scores)), 0)
     mixed = out.float() * (lse - total).exp()[..., None]
     for score, v in zip(scores, values, strict=True):
@@ -168,54 +238,63 @@ def _merge(q: Tensor, out: Tensor, lse: Tensor, keys: list[Tensor], values: list
 
 
 def _merge_backward(
-    grad: Tensor, q: Tensor, out: Tensor, lse: Tensor, dq: Tensor, keys: list[Tensor], values: list[Tensor], scale: float
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    grad: Tensor, q: Tensor, out: Tensor, lse: Tensor, dq: Tensor, keys: Tensor, values: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Adds the diagonal part to dq; returns dq and the gradients of keys and values."""
-    if q.is_cuda and kernels.available() and len(keys) <= kernels.MAX_DIAGONAL:
+    if q.is_cuda and kernels.available():
         return kernels.merge_backward(grad, q, out, lse, dq, keys, values, scale)
-    heads = keys[0].shape[1]
+    heads = keys.shape[2]
     group = q.shape[1] // heads
     gw, qw = grad.float(), q.float()
     delta = (gw * out.float()).sum(-1)
     total = dq.float()
-    dks: list[Tensor] = []
-    dvs: list[Tensor] = []
-    for k, v in zip(keys, values, strict=True):
-        kw, vw = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
+    dk, dv = torch.empty_like(keys), torch.empty_like(values)
+    for i in range(keys.shape[0]):
+        kw, vw = keys[i].float().repeat_interleave(group, 1), values[i].float().repeat_interleave(group, 1)
         weight = ((qw * kw).sum(-1) * scale - lse).exp()
         slope = weight * ((gw * vw).sum(-1) - delta) * scale
         total = total + slope[..., None] * kw
-        dks.append((slope[..., None] * qw).unflatten(1, (heads, group)).sum(2).to(k.dtype))
-        dvs.append((weight[..., None] * gw).unflatten(1, (heads, group)).sum(2).to(v.dtype))
-    return total.to(dq.dtype), dks, dvs
+        dk[i] = (slope[..., None] * qw).unflatten(1, (heads, group)).sum(2)
+        dv[i] = (weight[..., None] * gw).unflatten(1, (heads, group)).sum(2)
+    return total.to(dq.dtype), dk, dv
 
 
 class TttAttention(torch.autograd.Function):
     """out [Q, heads, dv] of queries q [Q, heads, d] over packed step-0 keys and the diagonal columns of later steps.
 
-    apply(q, k0, v0, spans, scale, rows, *keys_and_values). k0 [N, kv_heads, d]; each later key/value [A, kv_heads, .].
+    apply(q, k0, v0, spans, scale, rows, columns, *keys_and_values). k0 [N, kv_heads, d]; columns: None at step 0, else the
+    buffer whose first blocks are the keys_and_values (all keys, then all values), each [A, kv_heads, .].
     rows: None when q's rows are the spans' query rows; else [A] int64, where q's A rows sit among them (the rest of the
     query rows get zeros and are thrown away: cheaper than splitting documents at every turn).
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k0: Tensor, v0: Tensor, spans: Spans, scale: float, rows: Tensor | None, *diagonal: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k0: Tensor,
+        v0: Tensor,
+        spans: Spans,
+        scale: float,
+        rows: Tensor | None,
+        columns: Columns | None,
+        *diagonal: Tensor,
+    ) -> Tensor:
         half = len(diagonal) // 2
-        keys, values = list(diagonal[:half]), list(diagonal[half:])
         full = q if rows is None else q.new_zeros(spans.q_starts[-1], *q.shape[1:]).index_copy_(0, rows, q)
         out, lse, state = causal_forward(full, k0, v0, spans, scale)
         if rows is not None:
             out, lse = out[rows], lse[rows]
-        if half:
-            out, lse = _merge(q, out, lse, keys, values, scale)
-        ctx.save_for_backward(q, k0, v0, out, lse, *diagonal)
-        ctx.extra = (spans, scale, rows, state, half)
+        if half and columns is not None:
+            out, lse = _merge(q, out, lse, columns.keys[:half], columns.values[:half], scale)
+        ctx.save_for_backward(q, k0, v0, out, lse)
+        ctx.extra = (spans, scale, rows, state, half, columns)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k0, v0, out, lse, *diagonal = ctx.saved_tensors
-        spans, scale, rows, state, half = ctx.extra
+        q, k0, v0, out, lse = ctx.saved_tensors
+        spans, scale, rows, state, half, columns = ctx.extra
         grad = grads[0].contiguous()
         if rows is None:
             dq, dk, dv = causal_backward(grad, q, k0, v0, out, lse, spans, scale, state)
@@ -226,10 +305,13 @@ class TttAttention(torch.autograd.Function):
                 return x.new_full((count, *x.shape[1:]), fill).index_copy_(0, rows, x)
 
             # rows without a query: a zero gradient and a finite lse make their part exactly zero
-            dq, dk, dv = causal_backward(spread(grad), spread(q), k0, v0, spread(out), spread(lse, 100.0), spans, scale, state)
+            dq, dk, dv = causal_backward(
+                spread(grad), spread(q), k0, v0, spread(out), spread(lse, 100.0), spans, scale, state
+            )
             dq = dq[rows]
-        dks: list[Tensor] = []
-        dvs: list[Tensor] = []
-        if half:
-            dq, dks, dvs = _merge_backward(grad, q, out, lse, dq, diagonal[:half], diagonal[half:], scale)
-        return (dq, dk, dv, None, None, None, *dks, *dvs)
+        if not half:
+            return dq, dk, dv, None, None, None, None
+        dq, dks, dvs = _merge_backward(
+            grad, q, out, lse, dq, columns.keys[:half], columns.values[:half], scale
+        )
+        return (dq, dk, dv, None, None, None, None, *dks, *dvs)

@@ -7,8 +7,9 @@ step-0 key and value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,13 +86,39 @@ class Pack:
     def num_active(self) -> int:
         return int(self.active.shape[0])
 
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Pack:
+        def apply(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return change(value)
+            if isinstance(value, tuple) and value and isinstance(value[0], Tensor):
+                return tuple(change(x) for x in value)
+            if isinstance(value, Spans):
+                return replace(value, q_cu=change(value.q_cu), k_cu=change(value.k_cu))
+            return value
+
+        return Pack(**{f.name: apply(getattr(self, f.name)) for f in fields(self)})
+
+    def pinned(self) -> Pack:
+        """The same in page-locked memory, so that `to` does not wait."""
+        return self._each(lambda x: x.pin_memory())
+
+    def to(self, device: torch.device) -> Pack:
+        return self._each(lambda x: x.to(device, non_blocking=True))
+
 
 def count_steps(masks: Sequence[np.ndarray], ttt_length: int, *, shifted: bool) -> list[int]:
     """Loss-bearing positions of each step over these samples: the loss's denominators, without reading any state."""
     return [sum(int(bearing(m, k, shifted=shifted).sum()) for m in masks) for k in range(ttt_length)]
 
 
-def pack(samples: Sequence[Sample], ttt_length: int, device: torch.device, *, shifted: bool = True, dtype: torch.dtype | None = None) -> Pack:
+def pack(
+    samples: Sequence[Sample],
+    ttt_length: int,
+    device: torch.device,
+    *,
+    shifted: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Pack:
     """Pack samples for `ttt_length` steps. dtype: of aux and last on the device (None = as stored)."""
     ids: list[Tensor] = []
     aux: list[Tensor] = []
@@ -140,7 +167,9 @@ def pack(samples: Sequence[Sample], ttt_length: int, device: torch.device, *, sh
         for k in range(ttt_length):
             taught[np.flatnonzero(steps[k]) + 1 + k] = True
         taught_at = np.flatnonzero(taught)
-        last.append(sample.last[torch.from_numpy(taught_at)] if len(taught_at) < sample.length else sample.last)
+        last.append(
+            sample.last[torch.from_numpy(taught_at)] if len(taught_at) < sample.length else sample.last
+        )
         slot = np.cumsum(taught) - 1 + u
         place = np.full(kept, -1)
         place[where] = np.arange(len(where)) + a

@@ -83,7 +83,9 @@ class DraftConfig:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise K2Error(f"{path}: no such file", "a draft checkpoint is a folder with config.json and safetensors")
+            raise K2Error(
+                f"{path}: no such file", "a draft checkpoint is a folder with config.json and safetensors"
+            )
         except (OSError, ValueError) as err:
             raise K2Error(f"{path}: cannot be read: {err}", "check the file")
         return DraftConfig.from_dict(raw, str(path))
@@ -93,21 +95,34 @@ class DraftConfig:
         """From the dict of a config.json. Raises K2Error naming the key."""
         whole = raw
         if isinstance(raw.get("transformer_layer_config"), dict):  # speculators nests the layer's shape
-            raw = {**raw["transformer_layer_config"], **{k: v for k, v in raw.items() if k != "transformer_layer_config"}}
+            raw = {
+                **raw["transformer_layer_config"],
+                **{k: v for k, v in raw.items() if k != "transformer_layer_config"},
+            }
         archs = [str(a) for a in whole.get("architectures") or []]
         is_mla = MLA in archs or bool(raw.get("kv_lora_rank"))
         for key in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"):
             if not isinstance(raw.get(key), int) or int(raw[key]) < 1:
-                raise K2Error(f"{where}: key {key!r} must be a whole number above 0, not {raw.get(key)!r}", "is this a draft's config?")
+                raise K2Error(
+                    f"{where}: key {key!r} must be a whole number above 0, not {raw.get(key)!r}",
+                    "is this a draft's config?",
+                )
         if int(raw.get("num_hidden_layers", 1)) != 1:
-            raise K2Error(f"{where}: num_hidden_layers is {raw['num_hidden_layers']}: an EAGLE-3 draft has one layer", "give the draft's folder, not the target's")
+            raise K2Error(
+                f"{where}: num_hidden_layers is {raw['num_hidden_layers']}: an EAGLE-3 draft has one layer",
+                "give the draft's folder, not the target's",
+            )
         if raw.get("attention_bias") or raw.get("bias"):
-            raise K2Error(f"{where}: a draft with biases is not supported", "set attention_bias and bias to false")
+            raise K2Error(
+                f"{where}: a draft with biases is not supported", "set attention_bias and bias to false"
+            )
         rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
         theta = float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0)
         kind = rope.get("rope_type", rope.get("type", "default"))
         eagle = raw.get("eagle_config") or {}
-        ids = eagle.get("eagle_aux_hidden_state_layer_ids") or raw.get("eagle_aux_hidden_state_layer_ids") or ()
+        ids = (
+            eagle.get("eagle_aux_hidden_state_layer_ids") or raw.get("eagle_aux_hidden_state_layer_ids") or ()
+        )
         heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
         vocab = int(raw["vocab_size"])
         eos = raw.get("eos_token_id") or 0
@@ -141,7 +156,11 @@ class DraftConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """config.json as SGLang and vLLM read it. rope is written both ways: transformers 5 reads `rope_parameters`."""
-        rope = {"rope_type": "default", **(dict(self.rope_scaling) if self.rope_scaling else {}), "rope_theta": self.rope_theta}
+        rope = {
+            "rope_type": "default",
+            **(dict(self.rope_scaling) if self.rope_scaling else {}),
+            "rope_theta": self.rope_theta,
+        }
         out: dict[str, Any] = {
             "architectures": [self.architecture],
             "model_type": "kimi_k2" if self.is_mla else "llama",
@@ -162,7 +181,9 @@ class DraftConfig:
             "attention_bias": False,
             "torch_dtype": "bfloat16",
             "bos_token_id": self.bos_token_id,
-            "eos_token_id": list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id,
+            "eos_token_id": list(self.eos_token_id)
+            if isinstance(self.eos_token_id, tuple)
+            else self.eos_token_id,
             "eagle_config": {
                 "eagle_aux_hidden_state_layer_ids": list(self.aux_layer_ids),
                 "use_aux_hidden_state": True,
@@ -303,7 +324,9 @@ class Eagle3Draft(nn.Module):
         self.register_buffer("t2d", known)
         self.register_buffer("embedding", torch.empty(0), persistent=False)
         dim = c.qk_rope_head_dim if c.is_mla else c.head_dim
-        inv_freq, self.rope_factor, on_softmax = rotary_table(dim, c.rope_theta, c.rope_scaling, deepseek=c.is_mla)
+        inv_freq, self.rope_factor, on_softmax = rotary_table(
+            dim, c.rope_theta, c.rope_scaling, deepseek=c.is_mla
+        )
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.scale = c.qk_dim**-0.5 * on_softmax
 
@@ -311,14 +334,24 @@ class Eagle3Draft(nn.Module):
         """Share the target's embedding [vocab, hidden]; it is never trained. Raises K2Error on another shape."""
         want = (self.config.vocab_size, self.config.hidden_size)
         if tuple(weight.shape) != want:
-            raise K2Error(f"the target's embedding is {tuple(weight.shape)}, the draft needs {want}", "is this the draft's target?")
+            raise K2Error(
+                f"the target's embedding is {tuple(weight.shape)}, the draft needs {want}",
+                "is this the draft's target?",
+            )
         self.embedding = weight.detach()
 
     def set_vocab(self, ids: Tensor) -> None:
         """Use these target ids [draft_vocab], ascending, as the draft's vocabulary."""
         c = self.config
-        if ids.shape != (c.draft_vocab_size,) or bool((ids[1:] <= ids[:-1]).any()) or int(ids[-1]) >= c.vocab_size or int(ids[0]) < 0:
-            raise K2Error("a draft vocabulary must hold draft_vocab_size target ids, ascending and within the vocabulary")
+        if (
+            ids.shape != (c.draft_vocab_size,)
+            or bool((ids[1:] <= ids[:-1]).any())
+            or int(ids[-1]) >= c.vocab_size
+            or int(ids[0]) < 0
+        ):
+            raise K2Error(
+                "a draft vocabulary must hold draft_vocab_size target ids, ascending and within the vocabulary"
+            )
         self.d2t = (ids - torch.arange(len(ids), device=ids.device)).to(self.d2t.device, torch.int64)
         known = torch.zeros(c.vocab_size, dtype=torch.bool, device=self.t2d.device)
         known[ids.to(known.device)] = True
@@ -340,7 +373,9 @@ class Eagle3Draft(nn.Module):
             aux = rms_norm(aux, self.input_norm.weight, c.rms_norm_eps)
         if c.fc_norm:
             thirds = aux.chunk(c.num_aux, -1)
-            aux = torch.cat([rms_norm(x, w.weight, c.rms_norm_eps) for x, w in zip(thirds, self.fc_norm, strict=True)], -1)  # type: ignore[arg-type]
+            aux = torch.cat(
+                [rms_norm(x, w.weight, c.rms_norm_eps) for x, w in zip(thirds, self.fc_norm, strict=True)], -1
+            )  # type: ignore[arg-type]
         return aux.to(self.fc.weight.dtype) @ self.fc.weight.t()
 
     def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -373,7 +408,11 @@ class Eagle3Draft(nn.Module):
         embedded = self.embedding[tokens].to(hidden.dtype)
         layer = self.midlayer
         x = torch.cat(
-            (rms_norm(embedded, layer.input_layernorm.weight, c.rms_norm_eps), rms_norm(hidden, layer.hidden_norm.weight, c.rms_norm_eps)), -1
+            (
+                rms_norm(embedded, layer.input_layernorm.weight, c.rms_norm_eps),
+                rms_norm(hidden, layer.hidden_norm.weight, c.rms_norm_eps),
+            ),
+            -1,
         )
         positions = torch.arange(start, start + rows, device=tokens.device)
         q, k, v = self._project(x, positions)
@@ -383,7 +422,10 @@ class Eagle3Draft(nn.Module):
         keys = keys.repeat_interleave(group, 1)
         values = values.repeat_interleave(group, 1)
         logits = torch.einsum("qhd,khd->hqk", q.float(), keys.float()) * self.scale
-        hidden_keys = torch.arange(keys.shape[0], device=q.device)[None] > torch.arange(past, past + rows, device=q.device)[:, None]
+        hidden_keys = (
+            torch.arange(keys.shape[0], device=q.device)[None]
+            > torch.arange(past, past + rows, device=q.device)[:, None]
+        )
         weights = logits.masked_fill(hidden_keys, -math.inf).softmax(-1)
         mixed = torch.einsum("hqk,khd->qhd", weights, values.float()).to(hidden.dtype).flatten(1)
         residual = hidden + mixed @ layer.self_attn.o_proj.weight.t()  # type: ignore[union-attr]
@@ -400,7 +442,9 @@ class Eagle3Draft(nn.Module):
         return rms_norm(out, self.norm.weight, self.config.rms_norm_eps) @ self.lm_head.weight.t()
 
     @torch.no_grad()
-    def draft_chain(self, tokens: Tensor, aux: Tensor, cache: DraftCache, num_steps: int) -> tuple[Tensor, Tensor]:
+    def draft_chain(
+        self, tokens: Tensor, aux: Tensor, cache: DraftCache, num_steps: int
+    ) -> tuple[Tensor, Tensor]:
         """Greedy chain after newly committed positions of one sequence.
 
         tokens [T], aux [T, 3H]: position t's state with the token at t+1; the cache holds the positions before them.

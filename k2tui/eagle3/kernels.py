@@ -19,8 +19,6 @@ except ImportError:  # CPU wheels of torch come without it
     triton = None
     tl = None
 
-MAX_DIAGONAL = 7  # later steps that one merge takes; ttt_length 8
-
 
 def available() -> bool:
     """True when the kernels can run here. K2TUI_NO_TRITON=1 turns them off."""
@@ -34,19 +32,11 @@ def _jit(fn: Any) -> Any:
 
 
 @_jit
-def _one_column(K, V, row, head, mask_k, mask_v, heads, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr):
-    d = tl.arange(0, BD)
-    e = tl.arange(0, BV)
-    k = tl.load(K + (row * heads + head)[:, None] * D + d[None, :], mask=mask_k, other=0.0).to(tl.float32)
-    v = tl.load(V + (row * heads + head)[:, None] * DV + e[None, :], mask=mask_v, other=0.0).to(tl.float32)
-    return k, v
-
-
-@_jit
 def _merge_fwd(
-    Q, O, L, OUT, LOUT, K1, K2, K3, K4, K5, K6, K7, V1, V2, V3, V4, V5, V6, V7, scale, rows, heads,
-    G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, NB: tl.constexpr,
+    Q, O, L, OUT, LOUT, K, V, scale, rows, heads, group, columns,
+    D: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
+    # one program: BT rows of one key head, all its query heads
     row = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     head = tl.program_id(1)
     d = tl.arange(0, BD)
@@ -54,27 +44,17 @@ def _merge_fwd(
     ok = row < rows
     mk = ok[:, None] & (d < D)[None, :]
     mv = ok[:, None] & (e < DV)[None, :]
-    for g in tl.static_range(G):
-        at = row * (heads * G) + head * G + g
+    kat = (row * heads + head)[:, None]
+    total = tl.full([], 1, tl.int64) * rows * heads
+    for g in range(group):
+        at = row * (heads * group) + head * group + g
         q = tl.load(Q + at[:, None] * D + d[None, :], mask=mk, other=0.0).to(tl.float32) * scale
         acc = tl.load(O + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
         m = tl.load(L + at, mask=ok, other=0.0)
         z = tl.full([BT], 1.0, tl.float32)
-        for i in tl.static_range(NB):
-            if i == 0:
-                k, v = _one_column(K1, V1, row, head, mk, mv, heads, D, DV, BD, BV)
-            elif i == 1:
-                k, v = _one_column(K2, V2, row, head, mk, mv, heads, D, DV, BD, BV)
-            elif i == 2:
-                k, v = _one_column(K3, V3, row, head, mk, mv, heads, D, DV, BD, BV)
-            elif i == 3:
-                k, v = _one_column(K4, V4, row, head, mk, mv, heads, D, DV, BD, BV)
-            elif i == 4:
-                k, v = _one_column(K5, V5, row, head, mk, mv, heads, D, DV, BD, BV)
-            elif i == 5:
-                k, v = _one_column(K6, V6, row, head, mk, mv, heads, D, DV, BD, BV)
-            else:
-                k, v = _one_column(K7, V7, row, head, mk, mv, heads, D, DV, BD, BV)
+        for i in range(columns):
+            k = tl.load(K + (i * total + kat) * D + d[None, :], mask=mk, other=0.0).to(tl.float32)
+            v = tl.load(V + (i * total + kat) * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
             s = tl.sum(q * k, 1)
             top = tl.maximum(m, s)
             keep = tl.exp(m - top)
@@ -87,12 +67,12 @@ def _merge_fwd(
 
 
 @_jit
-def _diag_bwd(
-    Q, O, L, DO, DQIN, DQOUT, K1, K2, K3, K4, K5, K6, K7, V1, V2, V3, V4, V5, V6, V7, DK, DVV, scale, rows, heads,
-    G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, NB: tl.constexpr,
+def _merge_bwd(
+    Q, O, L, DO, DQIN, DQOUT, K, V, DK, DVV, scale, rows, heads, group, columns,
+    D: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    # One program: BT rows of one key head. Twice over the same small tiles: once by column (its gradients sum over the
-    # group of query heads), once by query head (dQ sums over the columns); the second pass finds its tiles in the L1.
+    # Twice over the same small tiles: once by column (its gradients sum over the group of query heads), once by query head
+    # (dQ sums over the columns); the second pass finds its tiles in the caches.
     row = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     head = tl.program_id(1)
     d = tl.arange(0, BD)
@@ -102,25 +82,13 @@ def _diag_bwd(
     mv = ok[:, None] & (e < DV)[None, :]
     kat = (row * heads + head)[:, None]
     total = tl.full([], 1, tl.int64) * rows * heads
-    for i in tl.static_range(NB):
-        if i == 0:
-            k, v = _one_column(K1, V1, row, head, mk, mv, heads, D, DV, BD, BV)
-        elif i == 1:
-            k, v = _one_column(K2, V2, row, head, mk, mv, heads, D, DV, BD, BV)
-        elif i == 2:
-            k, v = _one_column(K3, V3, row, head, mk, mv, heads, D, DV, BD, BV)
-        elif i == 3:
-            k, v = _one_column(K4, V4, row, head, mk, mv, heads, D, DV, BD, BV)
-        elif i == 4:
-            k, v = _one_column(K5, V5, row, head, mk, mv, heads, D, DV, BD, BV)
-        elif i == 5:
-            k, v = _one_column(K6, V6, row, head, mk, mv, heads, D, DV, BD, BV)
-        else:
-            k, v = _one_column(K7, V7, row, head, mk, mv, heads, D, DV, BD, BV)
+    for i in range(columns):
+        k = tl.load(K + (i * total + kat) * D + d[None, :], mask=mk, other=0.0).to(tl.float32)
+        v = tl.load(V + (i * total + kat) * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
         dk = tl.zeros([BT, BD], tl.float32)
         dv = tl.zeros([BT, BV], tl.float32)
-        for g in tl.static_range(G):
-            at = row * (heads * G) + head * G + g
+        for g in range(group):
+            at = row * (heads * group) + head * group + g
             q = tl.load(Q + at[:, None] * D + d[None, :], mask=mk, other=0.0).to(tl.float32)
             o = tl.load(O + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
             do = tl.load(DO + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
@@ -129,81 +97,58 @@ def _diag_bwd(
             slope = w * (tl.sum(do * v, 1) - tl.sum(do * o, 1)) * scale
             dk += slope[:, None] * q
             dv += w[:, None] * do
-        tl.store(DK + i * total * D + kat * D + d[None, :], dk.to(DK.dtype.element_ty), mask=mk)
-        tl.store(DVV + i * total * DV + kat * DV + e[None, :], dv.to(DVV.dtype.element_ty), mask=mv)
-    for g in tl.static_range(G):
-        at = row * (heads * G) + head * G + g
+        tl.store(DK + (i * total + kat) * D + d[None, :], dk.to(DK.dtype.element_ty), mask=mk)
+        tl.store(DVV + (i * total + kat) * DV + e[None, :], dv.to(DVV.dtype.element_ty), mask=mv)
+    for g in range(group):
+        at = row * (heads * group) + head * group + g
         q = tl.load(Q + at[:, None] * D + d[None, :], mask=mk, other=0.0).to(tl.float32)
         o = tl.load(O + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
         do = tl.load(DO + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
         lse = tl.load(L + at, mask=ok, other=0.0)
         dq = tl.load(DQIN + at[:, None] * D + d[None, :], mask=mk, other=0.0).to(tl.float32)
         delta = tl.sum(do * o, 1)
-        for i in tl.static_range(NB):
-            if i == 0:
-                k, v = _one_column(K1, V1, row, head, mk, mv, heads, D, DV, BD, BV)
-            elif i == 1:
-                k, v = _one_column(K2, V2, row, head, mk, mv, heads, D, DV, BD, BV)
-            elif i == 2:
-                k, v = _one_column(K3, V3, row, head, mk, mv, heads, D, DV, BD, BV)
-            elif i == 3:
-                k, v = _one_column(K4, V4, row, head, mk, mv, heads, D, DV, BD, BV)
-            elif i == 4:
-                k, v = _one_column(K5, V5, row, head, mk, mv, heads, D, DV, BD, BV)
-            elif i == 5:
-                k, v = _one_column(K6, V6, row, head, mk, mv, heads, D, DV, BD, BV)
-            else:
-                k, v = _one_column(K7, V7, row, head, mk, mv, heads, D, DV, BD, BV)
+        for i in range(columns):
+            k = tl.load(K + (i * total + kat) * D + d[None, :], mask=mk, other=0.0).to(tl.float32)
+            v = tl.load(V + (i * total + kat) * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
             w = tl.exp(tl.sum(q * k, 1) * scale - lse)
             slope = w * (tl.sum(do * v, 1) - delta) * scale
             dq += slope[:, None] * k
         tl.store(DQOUT + at[:, None] * D + d[None, :], dq.to(DQOUT.dtype.element_ty), mask=mk)
 
 
-def _blocks(q: Tensor, values: list[Tensor]) -> tuple[int, int, int, int, int]:
-    d, dv = q.shape[2], values[0].shape[2]
-    return d, dv, triton.next_power_of_2(d), triton.next_power_of_2(dv), 16
-
-
-def _seven(tensors: list[Tensor]) -> list[Tensor]:
-    return tensors + [tensors[0]] * (MAX_DIAGONAL - len(tensors))
-
-
-def merge_forward(q: Tensor, out: Tensor, lse: Tensor, keys: list[Tensor], values: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
-    """Fold diagonal columns into out [Q, heads, dv] and lse [Q, heads] fp32; returns new ones."""
-    rows, heads = q.shape[0], keys[0].shape[1]
-    d, dv, bd, bv, bt = _blocks(q, values)
+def merge_forward(
+    q: Tensor, out: Tensor, lse: Tensor, keys: Tensor, values: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Fold diagonal columns (keys [C, rows, kv_heads, d], values [C, rows, kv_heads, dv], contiguous) into out
+    [rows, heads, dv] and lse [rows, heads] fp32; returns new ones."""
+    columns, rows, heads, d = keys.shape
+    dv = values.shape[3]
     q, out, lse = q.contiguous(), out.contiguous(), lse.contiguous()
-    keys, values = [k.contiguous() for k in keys], [v.contiguous() for v in values]
     merged, total = torch.empty_like(out), torch.empty_like(lse)
-    group = q.shape[1] // heads
-    _merge_fwd[(triton.cdiv(rows, bt), heads)](
-        q, out, lse, merged, total, *_seven(keys), *_seven(values), scale, rows, heads,
-        G=group, D=d, DV=dv, BT=bt, BD=bd, BV=bv, NB=len(keys), num_warps=4,
+    _merge_fwd[(triton.cdiv(rows, 16), heads)](
+        q, out, lse, merged, total, keys, values, scale, rows, heads, q.shape[1] // heads, columns,
+        D=d, DV=dv, BT=16, BD=triton.next_power_of_2(d), BV=triton.next_power_of_2(dv), num_warps=4,
     )  # fmt: skip
     return merged, total
 
 
 def merge_backward(
-    grad: Tensor, q: Tensor, out: Tensor, lse: Tensor, dq: Tensor, keys: list[Tensor], values: list[Tensor], scale: float
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """dq with the diagonal part added, and the gradients of the columns."""
-    rows, heads = q.shape[0], keys[0].shape[1]
-    d, dv, bd, bv, bt = _blocks(q, values)
+    grad: Tensor, q: Tensor, out: Tensor, lse: Tensor, dq: Tensor, keys: Tensor, values: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq with the diagonal part added, and the gradients of the columns' keys and values."""
+    columns, rows, heads, d = keys.shape
+    dv = values.shape[3]
     q, out, lse, grad, dq = (x.contiguous() for x in (q, out, lse, grad, dq))
-    keys, values = [k.contiguous() for k in keys], [v.contiguous() for v in values]
-    dk = keys[0].new_empty(len(keys), rows, heads, d)
-    dval = values[0].new_empty(len(values), rows, heads, dv)
-    total = torch.empty_like(dq)
-    _diag_bwd[(triton.cdiv(rows, bt), heads)](
-        q, out, lse, grad, dq, total, *_seven(keys), *_seven(values), dk, dval, scale, rows, heads,
-        G=q.shape[1] // heads, D=d, DV=dv, BT=bt, BD=bd, BV=bv, NB=len(keys), num_warps=4,
+    dk, dval, total = torch.empty_like(keys), torch.empty_like(values), torch.empty_like(dq)
+    _merge_bwd[(triton.cdiv(rows, 16), heads)](
+        q, out, lse, grad, dq, total, keys, values, dk, dval, scale, rows, heads, q.shape[1] // heads, columns,
+        D=d, DV=dv, BT=16, BD=triton.next_power_of_2(d), BV=triton.next_power_of_2(dv), num_warps=4,
     )  # fmt: skip
-    return total, list(dk), list(dval)
+    return total, dk, dval
 
 
 @_jit
-def _row_stats(X, LSE, TOP, ARG, stride, cols, BLOCK: tl.constexpr):
+def _row_stats(X, LSE, TOP, ARG, stride, cols: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     m = -float("inf")
     z = 0.0
@@ -233,7 +178,7 @@ def row_stats(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @_jit
 def _loss_kernel(
-    X, T, TROW, TLSE, W, LOSS, ARG, x_stride, t_stride, cols, BLOCK: tl.constexpr, GRAD: tl.constexpr
+    X, T, TROW, TLSE, W, LOSS, ARG, x_stride, t_stride, cols: tl.constexpr, BLOCK: tl.constexpr, GRAD: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     trow = tl.load(TROW + row).to(tl.int64)
@@ -271,7 +216,9 @@ def _loss_kernel(
             tl.store(X + row * x_stride + at, g.to(X.dtype.element_ty), mask=ok)
 
 
-def soft_loss(logits: Tensor, teacher: Tensor, teacher_row: Tensor, teacher_lse: Tensor, weight: Tensor, *, grad: bool) -> tuple[Tensor, Tensor]:
+def soft_loss(
+    logits: Tensor, teacher: Tensor, teacher_row: Tensor, teacher_lse: Tensor, weight: Tensor, *, grad: bool
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy of logits [M, V] with softmax(teacher[teacher_row]); loss [M] fp32 un-weighted, argmax [M] int32.
 
     grad: the logits are overwritten by weight * d loss / d logits.

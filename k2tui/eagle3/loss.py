@@ -80,7 +80,9 @@ def _stats(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return wide.logsumexp(-1), top, arg
 
 
-def _plain_loss(logits: Tensor, teacher: Tensor, trow: Tensor, tlse: Tensor, weight: Tensor, *, grad: bool) -> tuple[Tensor, Tensor]:
+def _plain_loss(
+    logits: Tensor, teacher: Tensor, trow: Tensor, tlse: Tensor, weight: Tensor, *, grad: bool
+) -> tuple[Tensor, Tensor]:
     x = logits.float()
     p = (teacher[trow].float() - tlse[trow, None]).exp()
     lse = x.logsumexp(-1)
@@ -110,7 +112,15 @@ class HeadLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, head: Tensor, teacher: Teacher, teacher_row: Tensor, weight: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        head: Tensor,
+        teacher: Teacher,
+        teacher_row: Tensor,
+        weight: Tensor,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         wants = any(ctx.needs_input_grad[:2])
         cast = head.to(rows.dtype)
         count = rows.shape[0]
@@ -124,7 +134,9 @@ class HeadLoss(torch.autograd.Function):
             at = slice(start, min(start + chunk, count))
             part = rows[at]
             logits = part @ cast.t()
-            losses[at], best[at] = one(logits, teacher.logits, teacher_row[at], teacher.lse, weight[at], grad=wants)
+            losses[at], best[at] = one(
+                logits, teacher.logits, teacher_row[at], teacher.lse, weight[at], grad=wants
+            )
             if d_rows is not None and d_head is not None:
                 torch.mm(logits, cast, out=d_rows[at])
                 _weight_grad(logits, part, d_head)

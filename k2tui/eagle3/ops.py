@@ -28,7 +28,7 @@ def _body(fn: Callable[..., Any]) -> Callable[..., Any]:
         if not _compile:
             return fn(*args)
         if name not in _compiled:
-            _compiled[name] = torch.compile(fn, dynamic=True)
+            _compiled[name] = torch.compile(fn)  # static first; a second length makes the rows symbolic
         return _compiled[name](*args)
 
     return call
@@ -133,7 +133,9 @@ class MlpBlock(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, r: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor, eps: float, recompute: bool) -> Tensor:
+    def forward(
+        ctx: Any, r: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor, eps: float, recompute: bool
+    ) -> Tensor:
         both = norm_fwd(r, norm, eps) @ gate_up.t()
         ctx.save_for_backward(r, norm, gate_up, down, None if recompute else both)
         ctx.eps = eps

@@ -38,7 +38,9 @@ def _llama3_inv_freq(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     return torch.where(wave > original / low, plain / factor, (1 - smooth) * plain / factor + smooth * plain)
 
 
-def rotary_table(dim: int, theta: float, scaling: Mapping[str, Any] | None, *, deepseek: bool) -> tuple[Tensor, float, float]:
+def rotary_table(
+    dim: int, theta: float, scaling: Mapping[str, Any] | None, *, deepseek: bool
+) -> tuple[Tensor, float, float]:
     """(inv_freq [dim/2] fp32, factor on cos and sin, factor on the softmax scale).
 
     deepseek: yarn as DeepSeek's attention applies it (mscale, mscale_all_dim), else as Llama's. Raises K2Error on a rope
@@ -61,7 +63,11 @@ def rotary_table(dim: int, theta: float, scaling: Mapping[str, Any] | None, *, d
             on_softmax = _mscale(factor, all_dim) ** 2 if all_dim else 1.0
             return inv_freq, on_cos, on_softmax
         given = scaling.get("attention_factor")
-        return inv_freq, float(given) if given else _mscale(factor) * float(scaling.get("attn_factor", 1.0)), 1.0
+        return (
+            inv_freq,
+            float(given) if given else _mscale(factor) * float(scaling.get("attn_factor", 1.0)),
+            1.0,
+        )
     raise K2Error(f"rope type {kind!r} is not supported for a draft", "known: default, linear, llama3, yarn")
 
 
@@ -71,6 +77,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     wide = x.float()
     if interleaved:
         first, second = wide[..., 0::2], wide[..., 1::2]
-        return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2).to(x.dtype)
+        return (
+            torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2).to(x.dtype)
+        )
     first, second = wide.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)

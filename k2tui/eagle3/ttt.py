@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from k2tui.eagle3.attention import TttAttention
+from k2tui.eagle3.attention import Columns, TttAttention
 from k2tui.eagle3.batch import Pack
 from k2tui.eagle3.draft import DraftConfig, Eagle3Draft
 from k2tui.eagle3.loss import CHUNK_ROWS, HeadLoss, TargetHead, Teacher
@@ -89,14 +89,18 @@ def _queries(draft: Eagle3Draft, w: _Weights, x: Tensor, cos: Tensor, sin: Tenso
     return torch.cat((q[..., : c.qk_nope_head_dim], turned), -1)
 
 
-def _keys_values(draft: Eagle3Draft, w: _Weights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _keys_values(
+    draft: Eagle3Draft, w: _Weights, x: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
     c = draft.config
     if not c.is_mla:
         k, v = x.split(c.num_key_value_heads * c.head_dim, 1)
         k = Rotary.apply(k.unflatten(1, (c.num_key_value_heads, c.head_dim)), cos, sin, False)
         return k, v.contiguous().view(-1, c.num_key_value_heads, c.head_dim)
     latent, turn = x.split((c.kv_lora_rank, c.qk_rope_head_dim), 1)
-    latent = RmsNorm.apply(latent.contiguous(), draft.midlayer.self_attn.kv_a_layernorm.weight, c.rms_norm_eps)  # type: ignore[union-attr]
+    latent = RmsNorm.apply(
+        latent.contiguous(), draft.midlayer.self_attn.kv_a_layernorm.weight, c.rms_norm_eps
+    )  # type: ignore[union-attr]
     turned = Rotary.apply(turn[:, None], cos, sin, True).expand(-1, c.num_attention_heads, -1)
     kv = (latent @ w.kv_b.t()).view(-1, c.num_attention_heads, c.qk_nope_head_dim + c.v_head_dim)
     return torch.cat((kv[..., : c.qk_nope_head_dim], turned), -1), kv[..., c.qk_nope_head_dim :].contiguous()
@@ -109,11 +113,25 @@ def fused_features(draft: Eagle3Draft, aux: Tensor, fc: Tensor) -> Tensor:
         aux = RmsNorm.apply(aux, draft.input_norm.weight, c.rms_norm_eps)
     if c.fc_norm:
         thirds = aux.chunk(c.num_aux, -1)
-        aux = torch.cat([RmsNorm.apply(x.contiguous(), n.weight, c.rms_norm_eps) for x, n in zip(thirds, draft.fc_norm, strict=True)], -1)  # type: ignore[union-attr,arg-type]
+        aux = torch.cat(
+            [
+                RmsNorm.apply(x.contiguous(), n.weight, c.rms_norm_eps)
+                for x, n in zip(thirds, draft.fc_norm, strict=True)
+            ],
+            -1,
+        )  # type: ignore[union-attr,arg-type]
     return aux @ fc.t()
 
 
-def ttt_loss(draft: Eagle3Draft, head: TargetHead, pack: Pack, step_weights: list[float], options: TttOptions, *, full: bool = False) -> TttResult:
+def ttt_loss(
+    draft: Eagle3Draft,
+    head: TargetHead,
+    pack: Pack,
+    step_weights: list[float],
+    options: TttOptions,
+    *,
+    full: bool = False,
+) -> TttResult:
     """Loss and guesses of one pack.
 
     step_weights[k]: decay**k / denominator of step k; the denominators count the whole global batch, so that packs and
@@ -131,11 +149,14 @@ def ttt_loss(draft: Eagle3Draft, head: TargetHead, pack: Pack, step_weights: lis
     h0 = fused_features(draft, pack.aux, w.fc)
     normed = RmsNorm.apply(h0, layer.hidden_norm.weight, eps)
     cos, sin = draft.cos_sin(pack.position)
-    k0, v0 = _keys_values(draft, w, torch.addmm(GatherUnique.apply(from_token_kv, pack.key_next), normed, w.kv_h.t()), cos, sin)
+    k0, v0 = _keys_values(
+        draft, w, torch.addmm(GatherUnique.apply(from_token_kv, pack.key_next), normed, w.kv_h.t()), cos, sin
+    )
 
     h = GatherUnique.apply(h0, pack.active)
     normed = GatherUnique.apply(normed, pack.active)
     position = pack.position[pack.active]
+    columns = Columns(options.ttt_length - 1)
     keys: list[Tensor] = []
     values: list[Tensor] = []
     rows: list[Tensor] = []
@@ -145,20 +166,41 @@ def ttt_loss(draft: Eagle3Draft, head: TargetHead, pack: Pack, step_weights: lis
             normed = RmsNorm.apply(h, layer.hidden_norm.weight, eps)
             fresh = torch.addmm(GatherUnique.apply(from_token_kv, pack.step_next[step]), normed, w.kv_h.t())
             k, v = _keys_values(draft, w, fresh, cos, sin)
+            columns.add(k, v)
             keys.append(k)
             values.append(v)
-        q = _queries(draft, w, torch.addmm(GatherUnique.apply(from_token_q, pack.step_embed[step]), normed, w.q_h.t()), cos, sin)
-        mixed = TttAttention.apply(q, k0, v0, pack.spans, draft.scale, pack.rows, *keys, *values)
+        q = _queries(
+            draft,
+            w,
+            torch.addmm(GatherUnique.apply(from_token_q, pack.step_embed[step]), normed, w.q_h.t()),
+            cos,
+            sin,
+        )
+        mixed = TttAttention.apply(q, k0, v0, pack.spans, draft.scale, pack.rows, columns, *keys, *values)
         r = torch.addmm(h, mixed.flatten(1), w.o.t())
-        out = MlpBlock.apply(r, layer.post_attention_layernorm.weight, w.gate_up, w.down, eps, options.recompute)
+        out = MlpBlock.apply(
+            r, layer.post_attention_layernorm.weight, w.gate_up, w.down, eps, options.recompute
+        )
         rows.append(GatherUnique.apply(out, pack.loss_rows[step]))
         h = RmsNorm.apply(out, draft.norm.weight, eps) if c.norm_output else out
 
     head_rows = RmsNorm.apply(torch.cat(rows), draft.norm.weight, eps)
     teacher_rows = torch.cat(pack.teacher_rows)
     known = teacher.known[teacher_rows]
-    weight = torch.cat([torch.full((n,), s, dtype=torch.float32, device=h.device) for n, s in zip(pack.counts, step_weights, strict=True)])
-    loss, losses, best = HeadLoss.apply(head_rows, draft.lm_head.weight, teacher, teacher_rows, torch.where(known, weight, 0.0), options.chunk_rows)
+    weight = torch.cat(
+        [
+            torch.full((n,), s, dtype=torch.float32, device=h.device)
+            for n, s in zip(pack.counts, step_weights, strict=True)
+        ]
+    )
+    loss, losses, best = HeadLoss.apply(
+        head_rows,
+        draft.lm_head.weight,
+        teacher,
+        teacher_rows,
+        torch.where(known, weight, 0.0),
+        options.chunk_rows,
+    )
     correct = known & (best == teacher.best[teacher_rows])
     return TttResult(loss, losses, correct, known, best, teacher, teacher_rows, head_rows.detach())
 
@@ -186,7 +228,9 @@ def _flops(c: DraftConfig, pack: Pack, ttt_length: int, *, pruned: bool) -> floa
     per_row = heads * c.v_dim * h + 3 * h * c.intermediate_size + h * q_in + q_out
     total = keys * c.aux_size * h + keys * (h * kv_in + kv_out)
     total += ttt_length * active * per_row + (ttt_length - 1) * active * (h * kv_in + kv_out)
-    total += tokens * h * kv_in + (float(pack.embed_rows.shape[0]) * h * q_in if pruned else ttt_length * active * h * q_in)
+    total += tokens * h * kv_in + (
+        float(pack.embed_rows.shape[0]) * h * q_in if pruned else ttt_length * active * h * q_in
+    )
     if not pruned:
         total += (ttt_length - 1) * active * h * kv_in
     heads_rows = float(sum(pack.counts)) if pruned else ttt_length * keys

@@ -38,18 +38,33 @@ def project(draft: Eagle3Draft, x: Tensor, positions: Tensor) -> tuple[Tensor, T
         k = (x @ a.k_proj.weight.T).view(total, c.num_key_value_heads, c.head_dim)
         v = (x @ a.v_proj.weight.T).view(total, c.num_key_value_heads, c.head_dim)
         group = heads // c.num_key_value_heads
-        return rope(q, positions, draft), rope(k, positions, draft).repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        return (
+            rope(q, positions, draft),
+            rope(k, positions, draft).repeat_interleave(group, 1),
+            v.repeat_interleave(group, 1),
+        )
     nope = c.qk_nope_head_dim
-    q = (norm(x @ a.q_a_proj.weight.T, a.q_a_layernorm.weight, c.rms_norm_eps) @ a.q_b_proj.weight.T).view(total, heads, -1)
+    q = (norm(x @ a.q_a_proj.weight.T, a.q_a_layernorm.weight, c.rms_norm_eps) @ a.q_b_proj.weight.T).view(
+        total, heads, -1
+    )
     kv_a = x @ a.kv_a_proj_with_mqa.weight.T
-    kv = (norm(kv_a[:, : c.kv_lora_rank], a.kv_a_layernorm.weight, c.rms_norm_eps) @ a.kv_b_proj.weight.T).view(total, heads, -1)
+    kv = (
+        norm(kv_a[:, : c.kv_lora_rank], a.kv_a_layernorm.weight, c.rms_norm_eps) @ a.kv_b_proj.weight.T
+    ).view(total, heads, -1)
     shared = rope(kv_a[:, None, c.kv_lora_rank :], positions, draft).expand(-1, heads, -1)
     q = torch.cat((q[..., :nope], rope(q[..., nope:], positions, draft)), -1)
     return q, torch.cat((kv[..., :nope], shared), -1), kv[..., nope:]
 
 
 def reference_loss(
-    draft: Eagle3Draft, head: Tensor, samples: list[Sample], ttt_length: int, *, shifted: bool, decay: float, denominator: str
+    draft: Eagle3Draft,
+    head: Tensor,
+    samples: list[Sample],
+    ttt_length: int,
+    *,
+    shifted: bool,
+    decay: float,
+    denominator: str,
 ) -> tuple[Tensor, list[int], list[int]]:
     """(loss, right guesses of each step, loss-bearing positions of each step). denominator: "mask" or "rows" (B * T)."""
     c = draft.config
@@ -68,7 +83,9 @@ def reference_loss(
         if c.norm_before_fc:
             aux = norm(aux, draft.input_norm.weight, eps)
         if c.fc_norm:
-            aux = torch.cat([norm(x, n.weight, eps) for x, n in zip(aux.chunk(c.num_aux, -1), draft.fc_norm)], -1)
+            aux = torch.cat(
+                [norm(x, n.weight, eps) for x, n in zip(aux.chunk(c.num_aux, -1), draft.fc_norm, strict=True)], -1
+            )
         h = aux @ draft.fc.weight.T
         full = last @ head.T
         best = full.argmax(-1)
@@ -76,8 +93,16 @@ def reference_loss(
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for step in range(ttt_length):
-            tokens = [int(sample.input_ids[t + 1 + step]) if t + 1 + step < total else 0 for t in range(total)]
-            x = torch.cat((norm(draft.embedding[tokens].to(head.dtype), layer.input_layernorm.weight, eps), norm(h, layer.hidden_norm.weight, eps)), -1)
+            tokens = [
+                int(sample.input_ids[t + 1 + step]) if t + 1 + step < total else 0 for t in range(total)
+            ]
+            x = torch.cat(
+                (
+                    norm(draft.embedding[tokens].to(head.dtype), layer.input_layernorm.weight, eps),
+                    norm(h, layer.hidden_norm.weight, eps),
+                ),
+                -1,
+            )
             positions = torch.arange(total, dtype=head.dtype) + step
             q, k, v = project(draft, x, positions)
             keys.append(k)
@@ -91,7 +116,11 @@ def reference_loss(
                 mixed = mixed + weights[..., total + i - 1].T[..., None] * values[i]
             r = h + mixed.flatten(1) @ layer.self_attn.o_proj.weight.T
             n = norm(r, layer.post_attention_layernorm.weight, eps)
-            out = r + (silu(n @ layer.mlp.gate_proj.weight.T) * (n @ layer.mlp.up_proj.weight.T)) @ layer.mlp.down_proj.weight.T
+            out = (
+                r
+                + (silu(n @ layer.mlp.gate_proj.weight.T) * (n @ layer.mlp.up_proj.weight.T))
+                @ layer.mlp.down_proj.weight.T
+            )
             normed = norm(out, draft.norm.weight, eps)
             logq = (normed @ draft.lm_head.weight.T).log_softmax(-1)
             for t in range(total):

@@ -23,23 +23,40 @@ def make_config(kind: str, **over: object) -> DraftConfig:
         "vocab_size": VOCAB, "draft_vocab_size": 20, "rms_norm_eps": 1e-5, "architecture": LLAMA,
     }  # fmt: skip
     if kind == "mla":
-        base |= {"architecture": MLA, "q_lora_rank": 10, "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+        base |= {
+            "architecture": MLA,
+            "q_lora_rank": 10,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 5,
+        }
     return DraftConfig(**{**base, **over})  # type: ignore[arg-type]
 
 
-def make_draft(config: DraftConfig, seed: int, dtype: torch.dtype = torch.float32) -> tuple[Eagle3Draft, torch.Tensor]:
+def make_draft(
+    config: DraftConfig, seed: int, dtype: torch.dtype = torch.float32
+) -> tuple[Eagle3Draft, torch.Tensor]:
     """A draft with large random weights (so that every path carries signal) and the target's head [vocab, H]."""
     gen = torch.Generator().manual_seed(seed)
     draft = Eagle3Draft(config)
     for p in draft.parameters():
-        p.data = torch.randn(p.shape, generator=gen) * (0.3 if p.dim() > 1 else 0.2) + (1.0 if p.dim() == 1 else 0.0)
+        p.data = torch.randn(p.shape, generator=gen) * (0.3 if p.dim() > 1 else 0.2) + (
+            1.0 if p.dim() == 1 else 0.0
+        )
     draft = draft.to(dtype)
-    draft.set_embedding(torch.randn(config.vocab_size, config.hidden_size, generator=gen, dtype=torch.float64).to(dtype))
+    draft.set_embedding(
+        torch.randn(config.vocab_size, config.hidden_size, generator=gen, dtype=torch.float64).to(dtype)
+    )
     draft.set_vocab(torch.randperm(config.vocab_size, generator=gen)[: config.draft_vocab_size].sort().values)
-    return draft, torch.randn(config.vocab_size, config.target_hidden_size or config.hidden_size, generator=gen).to(dtype)
+    return draft, torch.randn(
+        config.vocab_size, config.target_hidden_size or config.hidden_size, generator=gen
+    ).to(dtype)
 
 
-def make_samples(masks: list[list[bool]], seed: int, dtype: torch.dtype = torch.float32, width: int = 16) -> list[Sample]:
+def make_samples(
+    masks: list[list[bool]], seed: int, dtype: torch.dtype = torch.float32, width: int = 16
+) -> list[Sample]:
     gen = torch.Generator().manual_seed(seed)
     return [
         Sample(
@@ -52,15 +69,26 @@ def make_samples(masks: list[list[bool]], seed: int, dtype: torch.dtype = torch.
     ]
 
 
-def check_equal(config: DraftConfig, masks: list[list[bool]], options: TttOptions, seed: int, denominator: str = "mask") -> None:
+def check_equal(
+    config: DraftConfig, masks: list[list[bool]], options: TttOptions, seed: int, denominator: str = "mask"
+) -> None:
     draft, head_weight = make_draft(config, seed)
     samples = make_samples(masks, seed)
     slow, right, counts = reference_loss(
-        draft, head_weight, samples, options.ttt_length, shifted=options.shifted, decay=options.decay, denominator=denominator
+        draft,
+        head_weight,
+        samples,
+        options.ttt_length,
+        shifted=options.shifted,
+        decay=options.decay,
+        denominator=denominator,
     )
     if slow.requires_grad:
         slow.backward()
-    want = {n: (p.grad if p.grad is not None else torch.zeros_like(p)).clone() for n, p in draft.named_parameters()}
+    want = {
+        n: (p.grad if p.grad is not None else torch.zeros_like(p)).clone()
+        for n, p in draft.named_parameters()
+    }
     draft.zero_grad()
     host = [s.loss_mask.numpy() for s in samples]
     assert count_steps(host, options.ttt_length, shifted=options.shifted) == counts
@@ -95,10 +123,17 @@ masks_of = st.lists(st.lists(st.booleans(), min_size=1, max_size=14), min_size=1
     denominator=st.sampled_from(["mask", "rows"]),
     seed=st.integers(0, 999),
 )
-def test_fast_path_equals_the_reference(masks, ttt_length, shifted, kind, flags, heads, chunk, recompute, denominator, seed) -> None:
+def test_fast_path_equals_the_reference(
+    masks, ttt_length, shifted, kind, flags, heads, chunk, recompute, denominator, seed
+) -> None:
     fc_norm, norm_output, norm_before_fc = flags
     config = make_config(
-        kind, fc_norm=fc_norm, norm_output=norm_output, norm_before_fc=norm_before_fc, num_attention_heads=heads[0], num_key_value_heads=heads[1]
+        kind,
+        fc_norm=fc_norm,
+        norm_output=norm_output,
+        norm_before_fc=norm_before_fc,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
     )
     options = TttOptions(ttt_length=ttt_length, shifted=shifted, recompute=recompute, chunk_rows=chunk)
     check_equal(config, masks, options, seed, denominator)
@@ -110,7 +145,9 @@ def test_fast_path_equals_the_reference(masks, ttt_length, shifted, kind, flags,
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", ["llama", "mla"])
 def test_rope_kinds(kind: str, scaling: dict[str, object]) -> None:
-    check_equal(make_config(kind, rope_scaling=scaling), [[False] * 6 + [True] * 6], TttOptions(ttt_length=3), 5)
+    check_equal(
+        make_config(kind, rope_scaling=scaling), [[False] * 6 + [True] * 6], TttOptions(ttt_length=3), 5
+    )
 
 
 def test_every_gradient_by_finite_differences() -> None:
@@ -145,14 +182,21 @@ def test_one_pack_equals_many() -> None:
     """Packing and accumulation change nothing: the step weights carry the global denominators."""
     config = make_config("llama")
     draft, head_weight = make_draft(config, 1)
-    masks = [[False] * 5 + [True] * 6, [True] * 9, [False, True, True, False, False, True, True, True], [False] * 4]
+    masks = [
+        [False] * 5 + [True] * 6,
+        [True] * 9,
+        [False, True, True, False, False, True, True, True],
+        [False] * 4,
+    ]
     samples = make_samples(masks, 1)
     head = TargetHead(head_weight, draft.target_ids())
     options = TttOptions(ttt_length=4)
     counts = count_steps([s.loss_mask.numpy() for s in samples], 4, shifted=True)
     weights = [0.8**k / n for k, n in enumerate(counts)]
     whole = ttt_loss(draft, head, pack(samples, 4, torch.device("cpu")), weights, options).loss
-    parts = [ttt_loss(draft, head, pack([s], 4, torch.device("cpu")), weights, options).loss for s in samples[:3]]
+    parts = [
+        ttt_loss(draft, head, pack([s], 4, torch.device("cpu")), weights, options).loss for s in samples[:3]
+    ]
     torch.testing.assert_close(sum(parts), whole, rtol=1e-6, atol=1e-7)
 
 
@@ -169,7 +213,11 @@ def test_bf16_is_near_the_reference() -> None:
     exact = torch.cat([p.grad.flatten() for p in draft.parameters() if p.grad is not None])
     draft.zero_grad()
     got = ttt_loss(
-        draft, TargetHead(head_weight.bfloat16(), draft.target_ids()), pack(samples, 4, torch.device("cpu"), dtype=torch.bfloat16), weights, options
+        draft,
+        TargetHead(head_weight.bfloat16(), draft.target_ids()),
+        pack(samples, 4, torch.device("cpu"), dtype=torch.bfloat16),
+        weights,
+        options,
     ).loss
     got.backward()
     rounded = torch.cat([p.grad.flatten() for p in draft.parameters() if p.grad is not None])
@@ -188,7 +236,9 @@ def test_a_pack_without_labels_is_harmless() -> None:
     config = make_config("llama")
     draft, head_weight = make_draft(config, 1)
     empty = pack(make_samples([[False] * 5], 1), 3, torch.device("cpu"))
-    result = ttt_loss(draft, TargetHead(head_weight, draft.target_ids()), empty, [1.0, 1.0, 1.0], TttOptions(ttt_length=3))
+    result = ttt_loss(
+        draft, TargetHead(head_weight, draft.target_ids()), empty, [1.0, 1.0, 1.0], TttOptions(ttt_length=3)
+    )
     result.loss.backward()
     assert float(result.loss) == 0.0
     assert all(p.grad is None or float(p.grad.abs().max()) == 0.0 for p in draft.parameters())
