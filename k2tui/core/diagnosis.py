@@ -52,7 +52,9 @@ def decide(collector: Collector, facts: Facts) -> Verdict:
         if client is not None and (facts.alive is True or client.root_cause != "bench_partial_failure"):
             return client
     if facts.bind_failed is not None and (chosen is None or chosen.root_cause == "port_in_use"):
-        return _verdict(State.FAILED, "port_in_use", facts.bind_failed, Phase.HTTP, 0.97, collector, facts)
+        text = facts.bind_failed.text
+        phase = Phase.HTTP if "Errno" in text or facts.phase_seen else Phase.BOOT
+        return _verdict(State.FAILED, "port_in_use", facts.bind_failed, phase, 0.97, collector, facts)
     if chosen is not None:
         return _from_finding(chosen, collector, facts)
     if facts.wanted_stop or (facts.stop_line is not None and not facts.dying):
@@ -72,7 +74,11 @@ def decide(collector: Collector, facts: Facts) -> Verdict:
 
 
 def _is_dead(facts: Facts) -> bool:
-    return facts.alive is False or facts.dying is not None or (facts.exit_code not in (None, 0) and facts.alive is not True)
+    return (
+        facts.alive is False
+        or facts.dying is not None
+        or (facts.exit_code not in (None, 0) and facts.alive is not True)
+    )
 
 
 def _choose(collector: Collector, facts: Facts) -> Finding | None:
@@ -91,13 +97,24 @@ def _choose(collector: Collector, facts: Facts) -> Finding | None:
     told = re.sub(r"[^a-z]", "", str(facts.extra.get("nvml_error", "")).lower()).removeprefix("nvmlerror")
     if told:  # NVML's own error code was given: the line that names it proves more than an earlier one
         for finding in candidates:
-            if finding.root_cause == chosen.root_cause and told in re.sub(r"[^a-z]", "", finding.line.text.lower()):
+            if finding.root_cause == chosen.root_cause and told in re.sub(
+                r"[^a-z]", "", finding.line.text.lower()
+            ):
                 return finding
     return chosen
 
 
-_SERVER_PHASES = (Phase.DIST_INIT, Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD, Phase.AFTER_LOAD, Phase.KV_ALLOC, Phase.GRAPH_CAPTURE)
-_STEP_OF = {phase: n for n, phase in enumerate((Phase.BOOT, *_SERVER_PHASES, Phase.HTTP, Phase.WARMUP, Phase.SERVING))}
+_SERVER_PHASES = (
+    Phase.DIST_INIT,
+    Phase.WEIGHT_LOAD,
+    Phase.DRAFT_LOAD,
+    Phase.AFTER_LOAD,
+    Phase.KV_ALLOC,
+    Phase.GRAPH_CAPTURE,
+)
+_STEP_OF = {
+    phase: n for n, phase in enumerate((Phase.BOOT, *_SERVER_PHASES, Phase.HTTP, Phase.WARMUP, Phase.SERVING))
+}
 
 
 def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | None:
@@ -109,10 +126,16 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
     if cause != "port_in_use" and not dead:
         if facts.ready_line is not None and finding.line.order < facts.ready_line.order:
             return None  # the server became ready after it
-        if group not in ("G27", "G28") and _STEP_OF.get(facts.phase, -1) > _STEP_OF.get(finding.phase, 99) and finding.phase is not Phase.BOOT:
+        if (
+            group not in ("G27", "G28")
+            and _STEP_OF.get(facts.phase, -1) > _STEP_OF.get(finding.phase, 99)
+            and finding.phase is not Phase.BOOT
+        ):
             return None  # the start went on after it
     if group == "G27":
         return _refine_nvml(finding, facts)
+    if cause == "gpu_mem_unbalanced" and facts.extra.get("foreign_gpu_procs"):
+        return replace(finding, root_cause="gpu_mem_held")
     if cause == "gpu_oom_weights":
         return _refine_oom(finding, collector, facts)
     if cause == "host_oom_kill":
@@ -120,7 +143,11 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
         return None if finding.strength == WEAK and finding.after_death else finding
     if cause == "disk_full" and collector.of("shm_too_small"):
         return None
-    if cause == "illegal_memory_access" and "device-side assert" in finding.line.text and collector.of("draft_context_mismatch"):
+    if (
+        cause == "illegal_memory_access"
+        and "device-side assert" in finding.line.text
+        and collector.of("draft_context_mismatch")
+    ):
         return None
     if cause == "custom_allreduce_failed":
         seen = " ".join((*finding.frames, *finding.near, *finding.files, finding.line.text))
@@ -130,18 +157,36 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
     if cause == "arch_unsupported":
         return _refine_arch(finding, collector)
     if cause in ("server_died_under_client", "rendezvous_unreachable") and group == "G26":
-        if facts.phase_seen and not client:
+        if (
+            facts.phase_seen
+            and not client
+            and (finding.phase is not Phase.BOOT or facts.ready_line is not None or facts.alive is not True)
+        ):
             return None  # a server that talks to its own port while it starts
         return replace(finding, root_cause="client_connection_errors") if facts.alive is True else finding
-    if cause == "serving_hang" and finding.strength == WEAK and facts.ready_line is None and facts.phase not in (Phase.SERVING, Phase.BOOT):
+    if (
+        cause == "serving_hang"
+        and finding.strength == WEAK
+        and facts.ready_line is None
+        and facts.phase not in (Phase.SERVING, Phase.BOOT)
+    ):
         return None  # a probe that asked while it started
     if cause == "vocab_map_mismatch" and "load_vocab_mapping" in finding.frames:
         return replace(finding, strength=CAUSE)
-    if cause == "hidden_state_mismatch" and "mat1 and mat2" in finding.line.text and (finding.round or finding.in_draft) and not client:
+    if (
+        cause == "hidden_state_mismatch"
+        and "mat1 and mat2" in finding.line.text
+        and (finding.round or finding.in_draft)
+        and not client
+    ):
         return replace(finding, root_cause="draft_arch_mismatch", strength=CAUSE)
     if cause == "orphan_processes" and finding.strength == WEAK and facts.alive is not False:
         return None
-    if cause in ("permission_denied", "fd_limit", "quant_mismatch", "spec_config_invalid") and finding.strength == WEAK and not dead:
+    if (
+        cause in ("permission_denied", "fd_limit", "quant_mismatch", "spec_config_invalid")
+        and finding.strength == WEAK
+        and not dead
+    ):
         return None
     return finding
 
@@ -150,7 +195,12 @@ def _refine_nvml(finding: Finding, facts: Facts) -> Finding | None:
     cause = finding.root_cause
     if cause == "nvml_struct_mismatch" and facts.extra.get("in_container"):
         return replace(finding, root_cause="nvml_pid_namespace")
-    if cause in ("nvml_pid_namespace", "nvml_mig", "nvml_unified_memory") and finding.strength <= WEAK and facts.phase_seen and facts.phase is not Phase.MONITOR:
+    if (
+        cause in ("nvml_pid_namespace", "nvml_mig", "nvml_unified_memory")
+        and finding.strength <= WEAK
+        and facts.phase_seen
+        and facts.phase is not Phase.MONITOR
+    ):
         return None
     return finding
 
@@ -172,7 +222,13 @@ def _refine_oom(finding: Finding, collector: Collector, facts: Facts) -> Finding
         ours = float(own[1]) / (1024 if own[2] == "MiB" else 1)
         if theirs > ours and theirs > 0.4 * (float(total[1]) if total else 2 * theirs):
             return replace(finding, root_cause="gpu_mem_held")
-    if collector.avail_gb is not None and total is not None and collector.avail_gb < 0.5 * float(total[1]) and stage in (Phase.WEIGHT_LOAD, None) and not finding.round:
+    if (
+        collector.avail_gb is not None
+        and total is not None
+        and collector.avail_gb < 0.5 * float(total[1])
+        and stage in (Phase.WEIGHT_LOAD, None)
+        and not finding.round
+    ):
         return replace(finding, root_cause="gpu_mem_held")
     if facts.extra.get("foreign_gpu_procs") and other is not None:
         return replace(finding, root_cause="gpu_mem_held")
@@ -188,9 +244,41 @@ def _is_training(finding: Finding, facts: Facts) -> bool:
         return True
     names = " ".join(finding.frames)
     files = " ".join(finding.files)
-    return bool(re.search(r"\bbackward\b|\boptimizer|padding|\btrain|collat", names) or re.search(r"train|specforge|trainer|accelerate|deepspeed", files, re.I))
+    return bool(
+        re.search(r"\bbackward\b|\boptimizer|padding|\btrain|collat", names)
+        or re.search(r"train|specforge|trainer|accelerate|deepspeed", files, re.I)
+    )
 
 
+_LONG_KNOWN = frozenset(
+    [
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen",
+        "qwen2",
+        "qwen2moe",
+        "gemma",
+        "gemma2",
+        "chatglm",
+        "baichuan",
+        "cohere",
+        "dbrx",
+        "stablelm",
+        "internlm2",
+        "llavallama",
+        "yivl",
+        "minicpm",
+        "deepseek",
+        "deepseekv2",
+        "deepseekv3",
+        "gptbigcode",
+        "grok1",
+        "phi3",
+        "opt",
+        "gpt2",
+    ]
+)
 _SAME_MODULE = {"deepseekv3": "deepseekv2", "kimik2": "deepseekv2"}
 
 
@@ -200,8 +288,20 @@ def _refine_arch(finding: Finding, collector: Collector) -> Finding:
     wanted = re.sub(r"[^a-z0-9]", "", (match[1] if match else "").lower())
     for module, line in collector.ignored_imports.items():
         last = re.sub(r"[^a-z0-9]", "", module.rsplit(".", 1)[-1].lower())
-        if wanted and last and (last == wanted or last == _SAME_MODULE.get(wanted) or (len(last) > 4 and (last.startswith(wanted) or wanted.startswith(last)))):
+        if (
+            wanted
+            and last
+            and (
+                last == wanted
+                or last == _SAME_MODULE.get(wanted)
+                or (len(last) > 4 and (last.startswith(wanted) or wanted.startswith(last)))
+            )
+        ):
             return replace(finding, root_cause="model_import_failed", line=line)
+    if match is not None and wanted in _LONG_KNOWN:
+        return replace(
+            finding, root_cause="model_import_failed"
+        )  # every release has it: its module did not import here
     return finding
 
 
@@ -211,14 +311,26 @@ def _from_finding(finding: Finding, collector: Collector, facts: Facts) -> Verdi
     state = info.state
     if cause == "serving_hang" and facts.alive is True and facts.dying is None:
         state = State.STALLED
+    if cause == "disk_full" and "Warning" in finding.line.text and not _is_dead(facts):
+        state = State.STALLED  # only a warning is printed, and the download waits for ever
     phase = stage_of(finding)
     seen = finding.phase if facts.phase_seen and finding.phase is not Phase.BOOT else None
     if phase is None:
         phase = seen or info.phase
     if seen is Phase.KV_ALLOC and info.phase is Phase.GRAPH_CAPTURE and stage_of(finding) is None:
-        phase = Phase.GRAPH_CAPTURE  # after the pool come the first forward passes, and those are the capture's
-    if cause in ("gpu_oom_capture", "kv_pool_too_small", "gpu_oom_train") or info.group in ("G22", "G27", "G28"):
+        phase = (
+            Phase.GRAPH_CAPTURE
+        )  # after the pool come the first forward passes, and those are the capture's
+    if cause in ("gpu_oom_capture", "kv_pool_too_small", "gpu_oom_train") or info.group in (
+        "G22",
+        "G27",
+        "G28",
+    ):
         phase = info.phase or phase
+    if cause == "warmup_failed" or info.group in ("G25", "G26"):
+        phase = info.phase
+    if info.group == "G24":
+        phase = facts.phase if facts.phase in _CLIENTS else info.phase
     if cause == "draft_context_mismatch" and "ssert" in finding.line.text:
         phase = Phase.SERVING
     if cause == "gpu_oom_capture" and (seen is Phase.SERVING or stage_of(finding) is Phase.SERVING):
@@ -228,9 +340,17 @@ def _from_finding(finding: Finding, collector: Collector, facts: Facts) -> Verdi
 
 
 def _verdict(
-    state: State, cause: str, proof: Line | None, phase: Phase | None, confidence: float, collector: Collector, facts: Facts
+    state: State,
+    cause: str,
+    proof: Line | None,
+    phase: Phase | None,
+    confidence: float,
+    collector: Collector,
+    facts: Facts,
 ) -> Verdict:
-    return Verdict(state, cause, proof, phase, confidence, remedy_for(cause), warnings=_warnings(collector, facts))
+    return Verdict(
+        state, cause, proof, phase, confidence, remedy_for(cause), warnings=_warnings(collector, facts)
+    )
 
 
 def _warnings(collector: Collector, facts: Facts) -> tuple[str, ...]:
@@ -259,7 +379,14 @@ def _client(collector: Collector, facts: Facts) -> Verdict | None:
     if facts.phase is not Phase.BENCH and not numbers:
         return None
     total, good, made = numbers.get("total"), numbers.get("successful"), numbers.get("generated")
-    if collector.server_errors and (made == 0 or numbers.get("throughput") == 0 or good is None or good == 0 or (total and good < total) or not made):
+    if collector.server_errors and (
+        made == 0
+        or numbers.get("throughput") == 0
+        or good is None
+        or good == 0
+        or (total and good < total)
+        or not made
+    ):
         return bad("bench_partial_failure", "server error")
     if made == 0 or (numbers.get("throughput") == 0 and good):
         return bad("bench_zero_tokens", "generated", "throughput")
@@ -268,10 +395,19 @@ def _client(collector: Collector, facts: Facts) -> Verdict | None:
     if good and made is not None and made <= good * 1.05:
         return bad("bench_degenerate", "generated")
     length = numbers.get("accept_length")
-    if length is not None and length < 1.1:
+    if length is not None and length < 1.1 and not facts.decodes:
         return replace(bad("draft_zero_acceptance", "accept_length"), phase=Phase.BENCH)
     if collector.client_errors and facts.alive is True:
         return bad("client_connection_errors", "client error")
+    if good and made and facts.exit_code in (None, 0) and facts.alive is not False:
+        return Verdict(
+            State.READY,
+            "healthy",
+            lines["successful"],
+            Phase.BENCH,
+            0.85,
+            sentence=f"finished: {good:.0f} requests, {made:.0f} tokens",
+        )
     return None
 
 
@@ -290,18 +426,31 @@ def _gone(collector: Collector, facts: Facts) -> Verdict | None:
     if not _is_dead(facts):
         return None
     first = collector.first_exception
-    if first is not None and facts.ready_line is not None and first.line.order < facts.ready_line.order and not facts.dying:
+    if (
+        first is not None
+        and facts.ready_line is not None
+        and first.line.order < facts.ready_line.order
+        and not facts.dying
+    ):
         first = None
     code = facts.exit_code
     if code in (-9, 137) and collector.sigquit is None and not (first and first.strength >= WEAK):
         return _verdict(State.FAILED, "host_oom_kill", facts.last_line, None, 0.6, collector, facts)
-    if code in (-1, 129) or facts.extra.get("signal") in (1, "SIGHUP") or facts.extra.get("exit_signal") in (1, "SIGHUP"):
-        return _verdict(State.FAILED, "terminal_hangup", facts.last_line, Phase.SHUTDOWN, 0.8, collector, facts)
+    if (
+        code in (-1, 129)
+        or facts.extra.get("signal") in (1, "SIGHUP")
+        or facts.extra.get("exit_signal") in (1, "SIGHUP")
+    ):
+        return _verdict(State.FAILED, "terminal_hangup", facts.last_line, None, 0.8, collector, facts)
     if first is not None and (facts.dying is not None or first.strength >= WEAK):
         stage = stage_of(first)
         phase = stage or (first.phase if facts.phase_seen else None)
         if stage is Phase.DRAFT_LOAD or (first.round and phase in (Phase.DRAFT_LOAD, Phase.WEIGHT_LOAD)):
-            cause = "draft_arch_mismatch" if first.note.endswith("KeyError") or "size mismatch" in first.line.text else "draft_load_failed"
+            cause = (
+                "draft_arch_mismatch"
+                if first.note.endswith("KeyError") or "size mismatch" in first.line.text
+                else "draft_load_failed"
+            )
             return _verdict(State.FAILED, cause, first.line, Phase.DRAFT_LOAD, 0.75, collector, facts)
         return _verdict(State.FAILED, "child_exception", first.line, phase, 0.6, collector, facts)
     if facts.dying is not None:
@@ -309,8 +458,18 @@ def _gone(collector: Collector, facts: Facts) -> Verdict | None:
         if cut is not None:
             # frames came after that line: judge by what the trace went through until it was cut
             whole = replace(cut, frames=tuple(collector.frames), files=tuple(collector.files))
-            verdict = _verdict(State.FAILED, "child_exception", cut.line, stage_of(whole) or (cut.phase if facts.phase_seen else None), 0.6, collector, facts)
-            return replace(verdict, sentence="a scheduler hit an exception; its cause is cut off: not in this log")
+            verdict = _verdict(
+                State.FAILED,
+                "child_exception",
+                cut.line,
+                stage_of(whole) or (cut.phase if facts.phase_seen else None),
+                0.6,
+                collector,
+                facts,
+            )
+            return replace(
+                verdict, sentence="a scheduler hit an exception; its cause is cut off: not in this log"
+            )
         return _verdict(State.FAILED, "child_exception", facts.dying, None, 0.5, collector, facts)
     return _verdict(State.FAILED, "exited_no_error", facts.last_line, None, 0.6, collector, facts)
 
@@ -352,7 +511,7 @@ def _serving(collector: Collector, facts: Facts) -> Verdict:
     hang = _serving_hang(facts)
     if hang is not None:
         return hang
-    low = _acceptance(facts)
+    low = _acceptance(collector, facts)
     if low is not None:
         return low
     if (
@@ -388,10 +547,15 @@ def _serving_hang(facts: Facts) -> Verdict | None:
     )  # fmt: skip
 
 
-def _acceptance(facts: Facts) -> Verdict | None:
+def _acceptance(collector: Collector, facts: Facts) -> Verdict | None:
     told = [d for d in facts.decodes if d[0].accept_length is not None]
     rated = [d for d in facts.decodes if d[1] is not None]
-    if not told and len(rated) >= 1 and all((d[1] or 0.0) < 0.02 for d in rated) and (len(rated) >= 2 or facts.is_complete):
+    if (
+        not told
+        and len(rated) >= 1
+        and all((d[1] or 0.0) < 0.02 for d in rated)
+        and (len(rated) >= 2 or facts.is_complete)
+    ):
         return Verdict(
             State.DEGRADED, "draft_zero_acceptance", rated[-1][3], Phase.SERVING, 0.8, remedy_for("draft_zero_acceptance"),
             "speculating in vain: no draft token is accepted",
@@ -401,10 +565,10 @@ def _acceptance(facts: Facts) -> Verdict | None:
     recent = told[-8:]
     lengths = [d[0].accept_length or 0.0 for d in recent]
     mean = sum(lengths) / len(lengths)
-    proof = recent[-1][3]
+    proof = collector.lines.get("accept_length") or recent[-1][3]
     if mean < 1.1 and (len(recent) >= 2 or facts.decode_count >= 2 or facts.is_complete):
         return Verdict(
-            State.DEGRADED, "draft_zero_acceptance", recent[0][3] if len(recent) < 3 else proof, Phase.SERVING, 0.85,
+            State.DEGRADED, "draft_zero_acceptance", proof, Phase.SERVING, 0.85,
             remedy_for("draft_zero_acceptance"), f"speculating in vain: accept length {mean:.2f}",
         )  # fmt: skip
     rates = [d[1] for d in recent if d[1] is not None]
@@ -430,6 +594,8 @@ def stall_after_s(facts: Facts) -> float:
     if facts.stall_s > 0:
         return facts.stall_s
     least = MIN_STALL_S.get(facts.phase, 600.0)
+    if facts.cpu_pct is not None and facts.cpu_pct < 5 and not facts.gpu_util:
+        least = min(least, 120.0)  # neither the CPU nor a GPU does anything
     if facts.phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD, Phase.GRAPH_CAPTURE, *_CLIENTS):
         if facts.gaps_s:
             return max(120.0, 20 * median(facts.gaps_s), 4 * max(facts.gaps_s))
@@ -445,7 +611,7 @@ def _silence(collector: Collector, facts: Facts) -> Verdict:
         if facts.bar_line is not None and facts.work_line is facts.bar_line
         else (facts.work_line or facts.last_line)
     )
-    if not facts.phase_seen and facts.work_line is None:
+    if not facts.phase_seen and facts.work_line is None and facts.heartbeats < 6:
         return Verdict(
             State.LOADING if facts.last_line else State.UNKNOWN,
             "healthy",
@@ -465,10 +631,20 @@ def _silence(collector: Collector, facts: Facts) -> Verdict:
         if since is not None and base is not None:
             quiet = max(quiet or 0.0, since - base + (facts.silence_s or 0.0))
             proof = facts.heartbeat_line
+        elif facts.heartbeat_span_s is not None:
+            quiet = max(quiet or 0.0, facts.heartbeat_span_s + (facts.silence_s or 0.0))
+            proof = facts.heartbeat_line
+        if facts.phase in (Phase.BOOT, Phase.DIST_INIT) and facts.heartbeats >= 6:
+            limit = min(limit, 60.0)  # joining takes seconds; a minute of nothing but heartbeats is no work
     reading = (facts.read_bytes_s or 0.0) + (facts.net_bytes_s or 0.0) > IO_ALIVE_B_S
     moving = abs(facts.gpu_memory_b_s or 0.0) > IO_ALIVE_B_S
     if quiet is None or quiet <= limit:
-        return Verdict(State.LOADING, "healthy_slow_jit" if facts.bar_kind == "jit" else "healthy", proof, None, 0.85)
+        if facts.milestone_line is not None and proof is facts.work_line:
+            proof = facts.milestone_line
+        proof = facts.metrics_line or proof
+        return Verdict(
+            State.LOADING, "healthy_slow_jit" if facts.bar_kind == "jit" else "healthy", proof, None, 0.85
+        )
     if reading or moving:
         what = "it still reads" if reading else "GPU memory still moves"
         return Verdict(

@@ -62,6 +62,8 @@ class Facts:
     steps: tuple[int, ...] = ()
     bar_elapsed_s: float | None = None
     work_line: Line | None = None
+    milestone_line: Line | None = None  # the first rank's line of the newest step
+    metrics_line: Line | None = None  # a trainer's newest logged loss
     load_end_line: Line | None = None
     last_line: Line | None = None
     ready_line: Line | None = None
@@ -397,12 +399,17 @@ _NUMBERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("failed", r"Failed requests:\s+(\d+)|['\"]failed_requests['\"]:\s*(\d+)|['\"]failed['\"]:\s*(\d+)"),
         ("generated", r"Total generated tokens(?: \(retokenized\))?:\s+(\d+)|['\"]total_output_tokens['\"]:\s*(\d+)|['\"]total_generated_tokens['\"]:\s*(\d+)|['\"]total_output['\"]:\s*(\d+)"),
         ("throughput", r"['\"]output_tokens_per_second['\"]:\s*([\d.]+)|['\"]output_throughput['\"]:\s*([\d.]+)|Output token throughput \(tok/s\):\s+([\d.]+)"),
-        ("accept_length", r"^\s*Accept length:\s+([\d.]+)|['\"]accept_length['\"]:\s*([\d.]+)"),
+        ("accept_length", r"^\s*(?:Average |Mean )?[Aa]ccept length:\s+([\d.]+)|['\"]accept_length['\"]:\s*([\d.]+)"),
     )
 )  # fmt: skip
 _NUMBER_HINT = re.compile(r"requests|prompts|tokens|ccept|completed|throughput|total_output", re.I)
-_SERVER_ERROR = re.compile(r"HTTP/[\d.]+ 5\d\d|\b50[0234] (?:Service|Internal|Bad|Gateway)|\bstatus(?:_code)?[ =:]+5\d\d", re.I)
-_CLIENT_ERROR = re.compile(r"ConnectionResetError|Connection reset|ServerDisconnected|ClientConnectorError|ClientOSError|onnection refused|Connect call failed|Cannot connect to host|ReadTimeout|TimeoutError|Connection aborted|RemoteDisconnected", re.I)
+_SERVER_ERROR = re.compile(
+    r"HTTP/[\d.]+ 5\d\d|\b50[0234] (?:Service|Internal|Bad|Gateway)|\bstatus(?:_code)?[ =:]+5\d\d", re.I
+)
+_CLIENT_ERROR = re.compile(
+    r"ConnectionResetError|Connection reset|ServerDisconnected|ClientConnectorError|ClientOSError|onnection refused|Connect call failed|Cannot connect to host|ReadTimeout|TimeoutError|Connection aborted|RemoteDisconnected",
+    re.I,
+)
 
 
 class Collector:
@@ -431,7 +438,9 @@ class Collector:
         self.lines: dict[str, Line] = {}  # the line that told each of them
         self.server_errors = 0  # 5xx lines that a client printed
         self.client_errors = 0  # refused, reset, timed out
-        self.dead_steps: tuple[int, int] | None = None  # first and newest training step without loss and accuracy
+        self.dead_steps: tuple[int, int] | None = (
+            None  # first and newest training step without loss and accuracy
+        )
         self.dead_lines = 0
 
     def restart(self, line: Line) -> None:
@@ -448,7 +457,9 @@ class Collector:
     def of(self, root_cause: str) -> list[Finding]:
         return [f for key, group in self._found.items() if key.startswith(f"{root_cause} ") for f in group]
 
-    def _finding(self, root_cause: str, line: Line, strength: int, phase: Phase, round_: int, note: str = "") -> Finding:
+    def _finding(
+        self, root_cause: str, line: Line, strength: int, phase: Phase, round_: int, note: str = ""
+    ) -> Finding:
         self.order += 1
         return Finding(
             root_cause, line, strength, phase, round_, tuple(self.frames), self.order, note,
@@ -482,7 +493,11 @@ class Collector:
             return  # a wall of words such as error=None
         if _GATE.search(text):
             for rule, pattern, unless in _COMPILED:
-                if rule.literal in text and (pattern is None or pattern.search(text)) and not (unless and unless.search(text)):
+                if (
+                    rule.literal in text
+                    and (pattern is None or pattern.search(text))
+                    and not (unless and unless.search(text))
+                ):
                     group = self._found.setdefault(f"{rule.root_cause} {rule.strength}", [])
                     if len(group) < KEEP_PER_CLASS:
                         group.append(self._finding(rule.root_cause, line, rule.strength, phase, round_))
@@ -505,7 +520,9 @@ class Collector:
         if "igquit from a child" in text or "SIGQUIT received" in text:
             self.sigquit = self.sigquit or line
         if "hit an exception" in text:
-            self.scheduler_exception = self.scheduler_exception or self._finding("child_exception", line, SYMPTOM, phase, round_)
+            self.scheduler_exception = self.scheduler_exception or self._finding(
+                "child_exception", line, SYMPTOM, phase, round_
+            )
         if "NCCL INFO" in text:
             if "via P2P" in text:
                 self.saw_p2p = True

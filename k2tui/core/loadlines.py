@@ -60,10 +60,12 @@ _WRAPPERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "journal",
         re.compile(
-            r"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|" + _ISO + r") [\w.-]+ (?:(?P<name>[\w.@:/-]{1,80}?)\[\d+\]|kernel): ?"
+            r"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|"
+            + _ISO
+            + r") [\w.-]+ (?:(?P<name>[\w.@:/-]{1,80}?)\[\d+\]|kernel): ?"
         ),
     ),
-    ("compose", re.compile(r"(?P<name>[A-Za-z][\w.-]{0,80}?) +\| ?(?!\s*\d+/\d+)")),
+    ("compose", re.compile(r"(?P<name>[A-Za-z][\w.-]{0,80}?) +\| ?(?!\s*\d+/\d+ \[)")),
     ("pod", re.compile(r"\[pod/(?P<name>[\w./-]+)\] ")),
     (
         "ray",
@@ -81,7 +83,10 @@ _WRAPPERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("slurm", re.compile(r"(?P<name>\d{1,4}): (?=\S| )")),
     # docker's plain --timestamps: an ISO stamp before anything
-    ("docker", re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{3,9})?(?:Z|[+-]\d\d:?\d\d))(?: |$)")),
+    (
+        "docker",
+        re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{3,9})?(?:Z|[+-]\d\d:?\d\d))(?: |$)"),
+    ),
     ("rankmark", re.compile(r"\[rank(?P<rank>\d+)\]: ?(?!\[)")),
 )
 _NAMED = ("compose", "pod", "journal")
@@ -91,6 +96,10 @@ _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 
 _STAMP = re.compile(
     r"\s*\[(?:(?P<date>\d{4}-\d\d-\d\d) )?(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<ms>\d{1,6}))?(?P<rank>(?: [A-Z_]+\d+)*)(?: (?P<file>\S+))?\] ?"
+)
+# Python's logging, log viewers: 2026-11-29 18:06:22,123 and the like at the beginning
+_PLAIN_STAMP = re.compile(
+    r"\s*(?P<date>\d{4}[-/]\d\d[-/]\d\d)[ T](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<ms>\d{1,6}))?(?= |$)"
 )
 _VLLM = re.compile(
     r"\s*(?:\((?P<proc>[\w :]+?)(?: pid=(?P<pid>\d+))?\) ?)?(?:(?P<level>INFO|WARNING|ERROR|DEBUG|CRITICAL) (?P<month>\d\d)-(?P<day>\d\d) "
@@ -162,7 +171,7 @@ class _Wrap:
     rank: str = ""
     flag: str = ""
     stamp: str = ""
-    is_json: bool = False
+    inner: str = ""  # the text right behind a layer that quotes or splits lines (CRI, docker's JSON)
 
 
 def unwrap(text: str) -> _Wrap:
@@ -191,7 +200,7 @@ def _peel(wrap: _Wrap) -> None:
             if name == "json":
                 rest = text[match.end() :]
                 text = clean(_ESCAPED.sub(_unescape, groups["json"] or "").rstrip("\r\n"))
-                wrap.is_json = True
+                wrap.inner = text
                 told = _JSON_TIME.search(rest)
                 wrap.stamp = wrap.stamp or (told[1] if told else "")
                 break
@@ -202,6 +211,8 @@ def _peel(wrap: _Wrap) -> None:
             if groups.get("rank"):
                 wrap.rank = f"TP{groups['rank']}"
             text = text[match.end() :]
+            if name == "cri":
+                wrap.inner = text
             break
         else:
             break
@@ -225,6 +236,9 @@ def parse(no: int, raw: str, year: int = 1970, joined: str | None = None) -> Lin
         rank = (match["rank"] or "").strip() or rank
         body = text[match.end() :]
     else:
+        plain = _PLAIN_STAMP.match(text) if text[:5].strip()[:2] == "20" else None
+        if plain:
+            at_s = _clock.at(plain["date"].replace("/", "-"), plain["clock"], plain["ms"])
         match = _VLLM.match(text)
         if match and match.end() > len(text) - len(text.lstrip()):
             process = match["proc"] or ""
@@ -240,12 +254,17 @@ def parse(no: int, raw: str, year: int = 1970, joined: str | None = None) -> Lin
             level = "WARNING" if word[1] == "WARN" else word[1]
     if joined is not None:
         raw = joined
-    elif wrap.is_json:
-        raw = text
+    elif wrap.inner and not wrap.flag:
+        raw = wrap.inner
     return Line(no, raw, text, body, at_s, rank, wrap.source, level, wrap_s, process)
 
 
-_MONTHS = {name: n for n, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1)}
+_MONTHS = {
+    name: n
+    for n, name in enumerate(
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
+    )
+}
 
 
 def _wrapper_s(stamp: str, year: int) -> float | None:
@@ -364,11 +383,11 @@ class LineReader:
                 if not self._parts:
                     self._part_no = no
                 if self._part_chars < HEAD_B + TAIL_B:
-                    self._parts.append(wrap.text)
-                    self._part_chars += len(wrap.text)
+                    self._parts.append(wrap.inner)
+                    self._part_chars += len(wrap.inner)
                 return []
             if wrap.flag == "F" and self._parts:
-                self._parts.append(wrap.text)
+                self._parts.append(wrap.inner)
                 return self.flush()
         if raw.find("[20", 1) > 0:
             inner = unwrap(raw).text
@@ -388,32 +407,72 @@ class LineReader:
 
 
 def is_newest_first(lines: list[Line]) -> bool:
-    """Does the text run backwards, as exports of log viewers do? Stamps, traces and bars vote."""
+    """Does the text run backwards, as exports of log viewers do? One process's stamps, bars and traces vote; a wrapper's
+    own stamps only when nothing inside tells."""
     forward = backward = 0
-    own = [n for n in lines if n.at_s is not None]
-    for stamps in (
-        [n.at_s for n in own if not n.level or n.text.startswith("[")],
-        [n.at_s for n in own if n.level and not n.text.startswith("[")],  # these may come from stamps without a year
-        [n.wrap_s for n in lines],
-    ):
-        stamps = [s for s in stamps if s is not None]
-        for a, b in pairwise(stamps):
-            forward += b > a
-            backward += b < a
+    newest: dict[str, float] = {}
+    bars: dict[str, tuple[int, int]] = {}
+    step, step_no = -1, 0
+    for line in lines:
+        if line.at_s is not None:
+            # stamps without a year are compared among themselves; ranks may be a second apart, one process is not
+            key = f"{line.rank} {line.process} {line.text[:1] == '['} {bool(line.level)}"
+            if key in newest:
+                forward += line.at_s > newest[key]
+                backward += line.at_s < newest[key]
+            newest[key] = line.at_s
+        bar = _PERCENT.search(line.body)
+        if bar:
+            done, (before, no) = int(bar[1]), bars.get(bar[2], (0, -1))
+            if no not in (-1, line.no):  # refreshes inside one physical line always run forward
+                forward += done > before
+                backward += done < before
+            bars[bar[2]] = (done, line.no)
+        for place, mark in enumerate(_MILESTONES):
+            if mark in line.body:
+                if step >= 0 and line.no != step_no:
+                    forward += place > step
+                    backward += place < step
+                step, step_no = place, line.no
+                break
     for one, two in pairwise(lines):
         if "Traceback (most recent call last)" in one.body and two.body.lstrip().startswith('File "'):
             forward += 3
         elif "Traceback (most recent call last)" in two.body and one.body.lstrip().startswith('File "'):
             backward += 3
-        elif _RAISED.match(one.body) and two.body.startswith("    ") and not two.body.lstrip().startswith("File"):
+        elif (
+            _RAISED.match(one.body)
+            and two.body.startswith("    ")
+            and not two.body.lstrip().startswith("File")
+        ):
             backward += 2
-        left, right = _PERCENT.search(one.body), _PERCENT.search(two.body)
-        if left and right and left[2] == right[2]:
-            forward += int(left[1]) < int(right[1])
-            backward += int(left[1]) > int(right[1])
-    return backward >= 2 and backward > 2 * forward
+    if not forward and not backward:
+        stamps = [n.wrap_s for n in lines if n.wrap_s is not None]
+        forward = sum(b > a for a, b in pairwise(stamps))
+        backward = sum(b < a for a, b in pairwise(stamps))
+    return backward >= 1 and backward > 2 * forward
 
 
+# what a start prints in this order, at most once a rank
+_MILESTONES = (
+    "server_args=",
+    "Starting vLLM API server",
+    "distributed begin.",
+    "is using nccl",
+    "Init COMPLETE",
+    "llreduce is disabled because",
+    "Load weight begin",
+    "Load weight end",
+    "KV Cache is allocated",
+    "Memory pool end",
+    "graph begin",
+    "graph end",
+    "Application startup complete",
+    "Uvicorn running on",
+    "HTTP/1.1",
+    "hit an exception",
+    "eceived sigquit from",
+)
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b")
 _PERCENT = re.compile(r"\b(\d+)/(\d+) \[")
 

@@ -127,8 +127,9 @@ class _Start:
         self.last_s: float | None = None
         self.rank_loads: dict[str, int] = {}
         self.rank_ends: dict[str, int] = {}
-        self.ended: set[str] = set()
-        self.began: set[str] = set()
+        self.milestone: tuple[Phase, str, int, str] | None = None
+        self.metrics_line: Line | None = None
+        self.milestone_line: Line | None = None  # the first rank that reached it
         self.ranks: set[str] = set()
         self.target: ShardCount | None = None
         self.draft: ShardCount | None = None
@@ -161,7 +162,14 @@ class _Start:
 class _Lane:
     """One engine's stream of lines: its newest start, its earlier ones, and what they proved."""
 
-    def __init__(self, parsers: Mapping[str, Parser], detect: Callable[[Line], str] | None, clients: Parser | None, eta: EtaModel, stall_s: float) -> None:
+    def __init__(
+        self,
+        parsers: Mapping[str, Parser],
+        detect: Callable[[Line], str] | None,
+        clients: Parser | None,
+        eta: EtaModel,
+        stall_s: float,
+    ) -> None:
         self._parsers = parsers
         self._detect = detect
         self._clients = clients
@@ -176,6 +184,8 @@ class _Lane:
         self._arrived_s: float | None = None
         self._log_s: float | None = None
         self._collector = Collector()
+        self._votes: dict[str, int] = {}
+        self._is_told = False  # the arguments' line named the engine
         self._wrap_offset: float | None = None
         self._own_stamps = False
         self.provisional: Callable[[], Bar | None] = lambda: None
@@ -213,8 +223,10 @@ class _Lane:
         if line.rank:
             start.ranks.add(line.rank)
         found = self._detect(line) if self._detect else ""
-        if found and not self._engine:
-            self._engine = found
+        if found:
+            votes = self._votes[found] = self._votes.get(found, 0) + 1
+            if not self._engine or (not self._is_told and votes > self._votes.get(self._engine, 0)):
+                self._engine = found
         event = self._parse(line, found)
         if event is not None:
             self._apply(event, line)
@@ -247,7 +259,9 @@ class _Lane:
     def _parse(self, line: Line, writer: str) -> Event | None:
         """writer: the engine that this line itself looks like; two engines may share a log."""
         text = line.text if line.text.startswith("[k2tui") else line.body
-        order = dict.fromkeys("sglang" if n == "local" else n for n in (writer, self._engine or "sglang", *self._parsers) if n)
+        order = dict.fromkeys(
+            "sglang" if n == "local" else n for n in (writer, self._engine or "sglang", *self._parsers) if n
+        )
         for name in order:
             event = self._parsers[name](text) if name in self._parsers else None
             if event is not None:
@@ -325,7 +339,7 @@ class _Lane:
             self._new_start(line)
             start = self._start
         if event.engine and not (self._engine == "local" and event.engine == "sglang"):
-            self._engine = event.engine
+            self._engine, self._is_told = event.engine, True
         if event.version:
             self._version = event.version
         old = start.args
@@ -412,6 +426,8 @@ class _Lane:
         if phase in _CLIENT_PHASES:
             if not start.phase_seen or start.phase in _CLIENT_PHASES:
                 self._enter(phase, line)
+                if event.edge == "metrics":
+                    start.metrics_line = line
             return
         if phase is Phase.WEIGHT_LOAD:
             self._on_load_edge(event, line)
@@ -433,11 +449,18 @@ class _Lane:
             self._enter(phase, line)
             start.work_line = line
             return
-        if event.edge == "end" and phase is Phase.GRAPH_CAPTURE:
-            start.ended.add(f"graph{start.round}{rank}")
+        if event.edge == "hint":
+            if _ORDER.get(start.phase, 0) >= _ORDER[Phase.KV_ALLOC]:
+                self._enter(phase, line)
+            start.work_line = line
+            start.milestone = None
+            return
         self._enter(phase, line)
         if "Using KV cache dtype" not in line.body:
             start.work_line = line
+            milestone = (phase, event.edge, start.round, line.body[:24])
+            if milestone != start.milestone:
+                start.milestone, start.milestone_line = milestone, line
 
     def _on_load_edge(self, event: PhaseEdge, line: Line) -> None:
         start, rank = self._start, line.rank
@@ -479,6 +502,9 @@ class _Lane:
             ):
                 start.draft = ShardCount(start.draft.total, start.draft.total)
         start.work_line = line
+        milestone = (Phase.WEIGHT_LOAD, event.edge, start.round, "")
+        if milestone != start.milestone:
+            start.milestone, start.milestone_line = milestone, line
 
     def _on_bar(self, event: Bar, line: Line) -> None:
         start = self._start
@@ -496,15 +522,33 @@ class _Lane:
             self._enter(Phase.GRAPH_CAPTURE, line)
         elif kind in ("train", "extract", "bench"):
             server = start.phase_seen and start.phase not in _CLIENT_PHASES
-            if server and (kind == "bench" or start.ready_line or start.phase in (Phase.HTTP, Phase.WARMUP, Phase.SERVING)):
+            if server and (
+                kind == "bench"
+                or start.ready_line
+                or start.phase in (Phase.HTTP, Phase.WARMUP, Phase.SERVING)
+            ):
                 return
             self._enter(Phase(kind), line)
             start.target = ShardCount(event.done, event.total)
-        elif start.phase_seen:
-            return
         else:
+            self._on_download(event, line)
             return
+        if kind == "train" and _LOGGED_STEP.search(line.text):
+            start.metrics_line = line
         self._note_bar(event, kind, line)
+
+    def _on_download(self, event: Bar, line: Line) -> None:
+        """A file of the checkpoint is fetched: its name tells how many there are; none is loaded yet."""
+        start = self._start
+        name = _DOWNLOAD.search(event.title)
+        if (
+            name is None
+            or start.target is not None
+            or _ORDER.get(start.phase, 99) > _ORDER[Phase.WEIGHT_LOAD]
+        ):
+            return
+        start.target = ShardCount(0, int(name[1]))
+        start.work_line = line
 
     def _on_shards(self, event: Bar, line: Line) -> bool:
         """A shard bar: of the target, or of the draft once the target is whole. False: of neither."""
@@ -512,7 +556,17 @@ class _Lane:
         if start.round == 0 and start.phase in (Phase.BOOT, Phase.DIST_INIT):
             self._enter(Phase.WEIGHT_LOAD, line)
         whole = start.target is not None and start.target.done >= start.target.total
-        if start.round == 0 and start.phase is not Phase.WEIGHT_LOAD and whole:
+        if (
+            start.round == 0
+            and start.phase is Phase.WEIGHT_LOAD
+            and whole
+            and event.done == 0
+            and not start.rank_loads
+        ):
+            self._enter(
+                Phase.DRAFT_LOAD, line, 1
+            )  # a bar that begins anew after a whole one: the second model
+        elif start.round == 0 and start.phase is not Phase.WEIGHT_LOAD and whole:
             if start.drafting or (start.args is not None and start.args.draft):
                 self._enter(Phase.DRAFT_LOAD, line, 1)
             elif _ORDER.get(start.phase, 99) > _ORDER[Phase.AFTER_LOAD]:
@@ -728,6 +782,10 @@ class _Lane:
             steps=tuple(m[1] for m in moves),
             bar_elapsed_s=start.bar.elapsed_s if start.bar else None,
             work_line=start.work_line,
+            metrics_line=start.metrics_line,
+            milestone_line=start.milestone_line
+            if start.work_line and start.milestone and not start.bar
+            else None,
             load_end_line=start.load_end_line,
             last_line=start.last_line,
             ready_line=start.ready_line,
@@ -921,8 +979,16 @@ class LoadTracker:
         name, _, view = self._worst(now_s)
         engines = self._engines()
         if len(engines) > 1:
-            others = ", ".join(f"{n or 'unnamed'} {lane.view(now_s).state}" for n, lane in engines if n != name)
-            view = replace(view, warnings=(*view.warnings, f"this log holds {len(engines)} engines; shown: {name}; also: {others}"))
+            others = ", ".join(
+                f"{n or 'unnamed'} {lane.view(now_s).state}" for n, lane in engines if n != name
+            )
+            view = replace(
+                view,
+                warnings=(
+                    *view.warnings,
+                    f"this log holds {len(engines)} engines; shown: {name}; also: {others}",
+                ),
+            )
         return view
 
     def views(self, now_s: float) -> dict[str, LoadView]:
@@ -947,9 +1013,19 @@ class LoadTracker:
         return max(lane.start_count for _, lane in self._engines())
 
 
+_LOGGED_STEP = re.compile(r"\bstep[=: ]+\d+\b.{0,200}\bt?\w*loss[=: ]+[\d.]+")
+_DOWNLOAD = re.compile(r"-of-0*(\d{1,6})\.(?:safetensors|bin|pt)")
 _REPLICA = re.compile(r"[-_]\d+$|/")
 _MAX_LANES = 16
-_SEVERITY = {State.UNKNOWN: 0, State.STOPPED: 1, State.READY: 2, State.LOADING: 3, State.DEGRADED: 4, State.STALLED: 5, State.FAILED: 6}
+_SEVERITY = {
+    State.UNKNOWN: 0,
+    State.STOPPED: 1,
+    State.READY: 2,
+    State.LOADING: 3,
+    State.DEGRADED: 4,
+    State.STALLED: 5,
+    State.FAILED: 6,
+}
 
 
 _REQUEST_PATHS = frozenset(
@@ -989,7 +1065,8 @@ def _newer(old: ShardCount | None, bar: Bar) -> ShardCount:
 
 def _bench_count(numbers: Mapping[str, float], bar: ShardCount | None) -> ShardCount | None:
     """Requests that succeeded, of all that were asked for; replies without a token are no successes."""
-    total = numbers.get("total") or (bar.total if bar else None)
+    told = numbers.get("successful", 0) + numbers.get("failed", 0)
+    total = numbers.get("total") or told or (bar.total if bar else None)
     if total is None:
         return bar
     good = numbers.get("successful")

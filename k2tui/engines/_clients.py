@@ -15,6 +15,7 @@ _BENCH = re.compile(
 _TRAIN = re.compile(
     r"\b(?:[Gg]lobal [Ss]tep|[Ee]poch[ :=\[]+\d+|train_loss|training step|Training|torch/distributed/elastic|torch\.distributed\.elastic|torch\.distributed\.run)\b|'loss': |\bloss[=:] ?\d"
 )
+_METRICS = re.compile(r"\bstep[=: ]+\d+\b.*\b(?:train_)?loss[=: ]+[\d.]+")
 _EXTRACT = re.compile(
     r"\b(?:dataset cache|Extracting|extract(?:ing)? hidden|hidden states? (?:generation|extraction)|prepare_hidden_states|prepare_data)\b"
 )
@@ -22,6 +23,8 @@ _EXTRACT = re.compile(
 
 def parse_line(line: str) -> Event | None:
     """One clean line -> what it says of a client, None for a line that is not known."""
+    if "loss" in line and _METRICS.search(line):
+        return PhaseEdge(Phase.TRAIN, "metrics")
     if "%" in line and "|" in line:
         bar = parse_bar(line)
         if bar is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from k2tui.core.diagnosis import Finding, Verdict
 from k2tui.core.eta import EtaModel
-from k2tui.core.load import LoadView
+from k2tui.core.load import LoadView, Phase
 from k2tui.core.loadlines import Line, is_newest_first, read_lines, turn
 from k2tui.core.tracker import Evidence, LoadTracker
 from k2tui.engines import _clients, sglang, vllm
@@ -61,9 +61,9 @@ class Reading:
         """The keys that `k2tui diagnose --json` prints."""
         view, verdict = self.view, self.verdict
         shards = None
-        if view.target is not None or view.draft is not None:
+        if view.target is not None or view.draft is not None or view.phase is Phase.WEIGHT_LOAD:
             shards = {
-                "done": view.target.done if view.target else None,
+                "done": view.target.done if view.target else 0,
                 "total": view.target.total if view.target else None,
                 "draft_done": view.draft.done if view.draft else None,
                 "draft_total": view.draft.total if view.draft else None,

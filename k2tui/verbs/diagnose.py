@@ -24,9 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", metavar="LOG", help="log file, or - for standard input")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(
-        "--context", metavar="FILE", help="JSON with what is known besides the log (silence_s, alive, exit_code, gpu_util, ...)"
+        "--context",
+        metavar="FILE",
+        help="JSON with what is known besides the log (silence_s, alive, exit_code, gpu_util, ...)",
     )
-    parser.add_argument("--all", action="store_true", help="also print every other proving line that was found")
+    parser.add_argument(
+        "--all", action="store_true", help="also print every other proving line that was found"
+    )
 
 
 def read_context(path: str | None) -> dict[str, Any]:
@@ -38,9 +42,13 @@ def read_context(path: str | None) -> dict[str, Any]:
     except OSError as err:
         raise UsageError(f"{path}: {err.strerror or err}", "give the path of a JSON file") from None
     except ValueError as err:
-        raise UsageError(f"{path}: not valid JSON: {err}", 'expected an object such as {"silence_s": 600, "alive": true}') from None
+        raise UsageError(
+            f"{path}: not valid JSON: {err}", 'expected an object such as {"silence_s": 600, "alive": true}'
+        ) from None
     if not isinstance(value, dict):
-        raise UsageError(f"{path}: expected a JSON object, not {type(value).__name__}", '{"silence_s": 600, "alive": true}')
+        raise UsageError(
+            f"{path}: expected a JSON object, not {type(value).__name__}", '{"silence_s": 600, "alive": true}'
+        )
     return value
 
 
@@ -95,7 +103,9 @@ def _read_log(name: str, now_s: float) -> tuple[bytes, float | None]:
             raise K2Error(f"no such file: {name}", "check the path")
         size = tail.size()
         if size is None:
-            raise K2Error(f"{name} is not a regular file", f"read it through standard input: k2tui diagnose - < {name}")
+            raise K2Error(
+                f"{name} is not a regular file", f"read it through standard input: k2tui diagnose - < {name}"
+            )
         modified = tail.modified_s()
         return newest_start(name), None if modified is None else max(0.0, now_s - modified)
 
@@ -108,7 +118,9 @@ def _print(answer: dict[str, Any], sentence: str) -> None:
     if shards and shards.get("total"):
         draft = f", draft {shards['draft_done']}/{shards['draft_total']}" if shards.get("draft_total") else ""
         print(f"  shards      {shards['done']}/{shards['total']}{draft}")
-    print(f"  cause       {answer['root_cause']} ({answer['root_cause_group']}), confidence {answer['confidence']:.0%}")
+    print(
+        f"  cause       {answer['root_cause']} ({answer['root_cause_group']}), confidence {answer['confidence']:.0%}"
+    )
     if answer["proof_line"]:
         print(f"  line {answer['proof_line_no']:<6} {answer['proof_line'][:500]}")
     if answer["remedy"]:

@@ -161,7 +161,14 @@ def _torn(data: bytes) -> bytes:
 def _json_file(data: bytes) -> bytes:
     lines = _lines(data)
     return b"".join(
-        json.dumps({"log": line.decode("utf-8", "replace") + "\n", "stream": "stderr", "time": _iso(t).decode() + "Z"}).encode() + b"\n"
+        json.dumps(
+            {
+                "log": line.decode("utf-8", "replace") + "\n",
+                "stream": "stderr",
+                "time": _iso(t).decode() + "Z",
+            }
+        ).encode()
+        + b"\n"
         for t, line in zip(_times(lines), lines, strict=True)
     )
 
@@ -181,15 +188,23 @@ def _restarted(data: bytes) -> bytes:
     """An earlier start of a supervised server failed for another reason; the newest start counts."""
     if b"server_args=" in data or b"vLLM API server version" in data:
         return _OLD_START + data
-    return _OLD_START + b"[2024-01-01 00:01:00] server_args=ServerArgs(model_path='/models/m', host='127.0.0.1', port=30000)\n" + data
+    return (
+        _OLD_START
+        + b"[2024-01-01 00:01:00] server_args=ServerArgs(model_path='/models/m', host='127.0.0.1', port=30000)\n"
+        + data
+    )
 
 
 def _noise(data: bytes) -> bytes:
     out: list[bytes] = []
     for n, line in enumerate(_lines(data)):
         if n % 3 == 0:
-            out.append(b"[2024-01-01 00:00:00] Ignore import error when loading sglang.srt.models.midashenglm: No module named 'torchaudio'")
-            out.append(b"/usr/lib/python3/dist-packages/x/y.py:12: UserWarning: deprecated, error=None, timeout=300")
+            out.append(
+                b"[2024-01-01 00:00:00] Ignore import error when loading sglang.srt.models.midashenglm: No module named 'torchaudio'"
+            )
+            out.append(
+                b"/usr/lib/python3/dist-packages/x/y.py:12: UserWarning: deprecated, error=None, timeout=300"
+            )
         out.append(line)
     return b"\n".join(out) + b"\n"
 
@@ -200,10 +215,16 @@ STYLES: dict[str, Style] = {
     "two_engines": _two_engines,
     "kubernetes_cri": _cri,
     "kubectl_prefix": _stamped(lambda t, line: b"[pod/llm-0/server] " + _iso(t) + b"Z " + line),
-    "journald": _stamped(lambda t, line: t.strftime("%b %d %H:%M:%S").encode() + b" gpu-7 sglang[4321]: " + line),
-    "journald_iso": _stamped(lambda t, line: t.strftime("%Y-%m-%dT%H:%M:%S+0000").encode() + b" gpu-7 python3[4321]: " + line),
+    "journald": _stamped(
+        lambda t, line: t.strftime("%b %d %H:%M:%S").encode() + b" gpu-7 sglang[4321]: " + line
+    ),
+    "journald_iso": _stamped(
+        lambda t, line: t.strftime("%Y-%m-%dT%H:%M:%S+0000").encode() + b" gpu-7 python3[4321]: " + line
+    ),
     "ray": _prefix(b"\x1b[36m(SGLangEngine pid=3111, ip=10.0.0.7)\x1b[0m "),
-    "job": _stamped(lambda t, line: b"[" + t.strftime("%Y-%m-%dT%H:%M:%S+08:00").encode() + b"] job-llm-abcde >> " + line),
+    "job": _stamped(
+        lambda t, line: b"[" + t.strftime("%Y-%m-%dT%H:%M:%S+08:00").encode() + b"] job-llm-abcde >> " + line
+    ),
     "slurm": _prefix(b"3: "),
     "ansi": _ansi,
     "crlf": lambda data: b"".join(line + b"\r\n" for line in _lines(data)),
