@@ -7,12 +7,26 @@ what lies beyond a request's length is never seen and going back (a rejected dra
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU from calloc, so that memory is taken only as positions are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)
+
+
 class KVPool:
-    """k, v: one tensor a layer, [rows * capacity, num_kv_heads, head_dim]. Memory is touched as it is used."""
+    """k, v: one tensor a layer, [rows * capacity, num_kv_heads, head_dim].
+
+    All zeros at first, never merely empty: what lies beyond a request's length gets weight 0, and 0 * NaN is NaN.
+    """
 
     def __init__(
         self,
@@ -28,8 +42,8 @@ class KVPool:
         self.rows = rows
         self.capacity = capacity
         shape = (rows * capacity, num_kv_heads, head_dim)
-        self.k = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.v = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.k = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.v = [_zeros(shape, dtype, device) for _ in range(num_layers)]
         self.bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
 
     def move(self, source: int, target: int, length: int) -> None:
