@@ -387,8 +387,10 @@ class Scheduler:
             request.text.push(shown, last=True)
         else:
             request.text.ready = request.text.text
+        self.metrics.finished(
+            request
+        )  # before the answer: who asks for figures after it must find it counted
         request.deliver(request.output(self.num_steps))
-        self.metrics.finished(request)
 
     def _drop_finished(self) -> None:
         """Give up rows of finished requests; the last row moves into the gap."""

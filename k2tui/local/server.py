@@ -886,22 +886,21 @@ class _Counted:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status = 0
+        began = False
 
         async def watched(message: Any) -> None:
-            nonlocal status
+            nonlocal began
             if message["type"] == "http.response.start":
-                status = message["status"]
+                began = True
+                path = scope["path"]
+                self.metrics.answered(scope["method"], path if path in _PATHS else "other", message["status"])
             await send(message)
 
         try:
             await self.app(scope, receive, watched)
         except Exception:
-            if not status:
+            if not began:
                 raise
-        finally:
-            path = scope["path"]
-            self.metrics.answered(scope["method"], path if path in _PATHS else "other", status or 500)
 
 
 _ROUTES = [

@@ -46,8 +46,8 @@ class Speculator:
     def extend(
         self, batch: list[Request], starts: list[int], kept: list[list[int]], aux: torch.Tensor
     ) -> None:
-        """After a verification from positions `starts`: kept[i] are the new tokens, aux [n, num_steps + 1, B*H]."""
-        n, width = aux.shape[:2]
+        """After a verification from positions `starts`: kept[i] are the new tokens, aux [n, width, B*H]."""
+        width = aux.shape[1]
         ids = [new + [0] * (width - len(new)) for new in kept]
         positions = torch.tensor(starts, device=self.device).unsqueeze(1) + torch.arange(
             width, device=self.device

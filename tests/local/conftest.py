@@ -21,7 +21,8 @@ import pytest
 
 from k2tui import paths
 
-pytest.importorskip("torch", reason="the embedded engine needs the `local` extra")
+torch = pytest.importorskip("torch", reason="the embedded engine needs the `local` extra")
+torch.set_num_threads(1)  # two threads on a busy machine wait for each other: 30 times slower
 
 READY = "The server is fired up and ready to roll!"
 CONFIG: dict[str, Any] = {

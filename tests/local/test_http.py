@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -90,7 +91,7 @@ def test_generate_stream_is_cumulative(shared: Engine) -> None:
     body = {"text": "class A:", "sampling_params": GREEDY, "stream": True}
     chunks = events(shared.client.post("/generate", json=body))
     whole = shared.client.post("/generate", json={**body, "stream": False}).json()
-    for before, after in zip(chunks, chunks[1:], strict=False):
+    for before, after in pairwise(chunks):
         assert after["text"].startswith(before["text"])
         assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
     assert all(chunk["meta_info"]["finish_reason"] is None for chunk in chunks[:-1])
