@@ -299,6 +299,10 @@ def measure(
                 if left(limit_s) < 12:
                     break
                 run = f"{dtype}-{last}-{where}-{turn}"
+                place = Path("/dev/shm") if where == "shm" else root
+                if shutil.disk_usage(place).free < tokens * hidden * 8 * 1.2 + 2e9:
+                    say(f"{place}: too little room for {tokens * hidden * 8 / 1e9:.1f} GB, skipped")
+                    continue
                 if where == "shm":
                     (shm / run).mkdir()
                     (root / run).symlink_to(shm / run)

@@ -1,0 +1,123 @@
+"""What real servers do: every figure stays right, every fault becomes a counted class, no run with faults is valid."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k2tui.benchdb import BenchDb
+from k2tui.loadgen import options
+from k2tui.loadgen.runner import run
+
+FAST = {"ttft_us": 4000, "itl_us": 2000}
+
+
+def measure(url: str, tmp_path: Path, *extra: str) -> tuple[Any, dict[str, float]]:
+    """One point in this process: (row, error classes)."""
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser)
+    db = tmp_path / "r.db"
+    args = parser.parse_args(
+        ["--url", url, "--db", str(db), "--concurrency", "8", "--num-prompts", "16", "--random-output-len", "64",
+         "--warmup", "0", "--idle-timeout", "3", "--json", *extra]
+    )  # fmt: skip
+    run(args)
+    with BenchDb(db, readonly=True) as store:
+        (row,) = store.rows(1)
+        errors = {m.stat: m.value for m in store.metrics(row.run_id) if m.name.startswith("errors.")}
+    return row, errors
+
+
+@pytest.mark.parametrize("engine", ["epoll", "asyncio"])
+@pytest.mark.parametrize(
+    ("api", "settings", "completed", "classes"),
+    [
+        ("completions", {"error_at": 32}, 0, {"in_band": 16}),
+        ("generate", {"error_at": 32}, 0, {"in_band": 16}),
+        ("completions", {"truncate_at": 32}, 0, {"truncated": 16}),
+        ("completions", {"empty_every": 2}, 8, {"empty": 8}),
+        ("completions", {"http500_every": 2}, 8, {"http_500": 8}),
+        ("completions", {"reset_every": 4}, 12, {"reset": 4}),
+        ("chat", {"reasoning": 1}, 16, {}),
+        ("completions", {"crlf": 1, "comment": 1}, 16, {}),
+        ("chat", {"crlf": 1, "comment": 1, "split": 1}, 16, {}),
+        ("completions", {"split": 1}, 16, {}),
+    ],
+)
+def test_what_counts_as_a_success(
+    mock: Any, tmp_path: Path, capsys: Any, api: str, settings: dict[str, int], completed: int, classes: dict[str, int], engine: str
+) -> None:
+    mock.configure(**FAST, **settings)
+    row, errors = measure(mock.url, tmp_path, "--api", api, "--engine", engine)
+    assert row.completed == completed
+    assert errors == classes
+    assert row.total_output_tokens in (None, completed * 64)
+    assert row.is_valid is False if classes else True
+    if classes:
+        assert any("errors" in f for f in row.flags)
+
+
+@pytest.mark.parametrize("api", ["generate", "chat", "completions"])
+@pytest.mark.parametrize("usage", [{}, {"no_usage": 1}])
+def test_several_tokens_in_a_chunk(mock: Any, tmp_path: Path, capsys: Any, api: str, usage: dict[str, int]) -> None:
+    mock.configure(ttft_us=4000, itl_us=5000, spec="1,4,2,3", **usage)
+    row, _ = measure(mock.url, tmp_path, "--api", api, "--usage-each", "off")
+    truth = mock.truth()
+    assert row.completed == 16
+    if usage and api != "generate":
+        assert row.count == "client" and any("no token counts" in f for f in row.flags)
+        assert row.icl_p50_ms == pytest.approx(5.0, rel=0.3)
+        return
+    assert row.total_output_tokens == truth["tokens"] == 1024
+    assert row.tokens_per_chunk == pytest.approx(truth["tokens"] / truth["chunks"])
+    assert row.itl_mean_ms == pytest.approx(truth["itl_ms"]["mean"], rel=0.06)
+    assert row.icl_p50_ms == pytest.approx(truth["icl_ms"]["p50"], rel=0.06)
+    if api == "generate":
+        assert row.accept_length == pytest.approx(truth["accept_length"], abs=0.01)
+
+
+def test_running_usage_gives_tokens_of_every_chunk(mock: Any, tmp_path: Path, capsys: Any) -> None:
+    mock.configure(**FAST, spec="1,4,2,3", usage_each=1)
+    row, _ = measure(mock.url, tmp_path, "--api", "chat")
+    with BenchDb(tmp_path / "r.db", readonly=True) as store:
+        records = store.records(row.run_id)
+    assert all(r.spread == "exact" and list(r.tokens)[:4] == [1, 4, 2, 3] for r in records)
+
+
+def test_early_role_chunk_is_not_the_first_token(mock: Any, tmp_path: Path, capsys: Any) -> None:
+    mock.configure(ttft_us=200000, itl_us=2000, role_early=1)
+    row, _ = measure(mock.url, tmp_path, "--api", "chat")
+    assert row.ttft_p50_ms == pytest.approx(200, abs=20)
+
+
+def test_early_stop_is_counted_by_the_server_and_flagged(mock: Any, tmp_path: Path, capsys: Any) -> None:
+    mock.configure(**FAST, eos_at=32)
+    row, errors = measure(mock.url, tmp_path)
+    assert errors == {} and row.completed == 16
+    assert row.total_output_tokens == 512  # not the 1,024 that were asked for
+    assert row.short_outputs == 16 and not row.is_valid
+
+
+def test_silent_stream_ends_as_idle_timeout(mock: Any, tmp_path: Path, capsys: Any) -> None:
+    mock.configure(ttft_us=60_000_000, itl_us=2000)
+    row, errors = measure(mock.url, tmp_path, "--num-prompts", "3", "--idle-timeout", "0.5")
+    assert errors == {"idle_timeout": 3} and row.completed == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernel stamps")
+def test_open_loop_meets_the_rate_and_shows_the_wait(mock: Any, tmp_path: Path, capsys: Any) -> None:
+    mock.configure(ttft_us=2000, itl_us=1000)
+    row, _ = measure(mock.url, tmp_path, "--request-rate", "100", "--num-prompts", "150", "--random-output-len", "2")
+    assert row.achieved == pytest.approx(1.0, abs=0.02)
+    # 4 slots of 100 ms serve 40/s; 80/s come in: the last waits about as long as half the run
+    mock.configure(ttft_us=50000, itl_us=50000)
+    row, _ = measure(
+        mock.url, tmp_path, "--request-rate", "80", "--max-concurrency", "4", "--num-prompts", "80", "--random-output-len", "2"
+    )
+    assert row.ttft_p50_ms < 100
+    assert row.ttft_sched_p99_ms > 700

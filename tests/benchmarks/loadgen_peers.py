@@ -1,0 +1,598 @@
+"""Measure k2tui's load generator beside its peers, against a server that knows the truth, and write the tables.
+
+    .venv/bin/python tests/benchmarks/loadgen_peers.py --sglang /opt/sglang-cpu/bin/python --render docs/benchmarks.md
+
+Server: tests/fixtures/bench/mocksse.c on core 0; client: on core 1, one after the other (`--realtime`: both in a real-time
+class, for a machine on which others work; stated in the table). Every run is one process started for it. CPU is that of the
+whole process tree (wait4), RSS the largest sum over the tree. "CPU/1M" is marginal: (CPU at C=256 - CPU at C=32) per 1 M more
+tokens, so that start-up is out and the report is in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests" / "fixtures" / "bench"
+PORT = 32340
+OUTPUT_LEN = 256
+
+
+class Mock:
+    def __init__(self, binary: Path, port: int, tokenizer: Path, realtime: bool) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        argv = ["taskset", "-c", "0", *(["chrt", "-f", "20"] if realtime else [])]
+        argv += [str(binary), f"port={port}", f"tokenizer={tokenizer}"]
+        self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+        for _ in range(100):
+            try:
+                self.get("/health")
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise SystemExit("the mock server did not start")
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            return json.load(answer)
+
+    def configure(self, **settings: object) -> None:
+        self.get("/__config?defaults=1&" + "&".join(f"{k}={v}" for k, v in settings.items()))
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+@dataclass
+class Run:
+    """What a client reported, in one vocabulary; ms and tok/s. None = it reports no such thing."""
+
+    rc: int = 0
+    completed: int | None = None
+    tokens: int | None = None
+    output_throughput: float | None = None
+    ttft: dict[str, float] = field(default_factory=dict)
+    itl: dict[str, float] = field(default_factory=dict)
+    tpot: dict[str, float] = field(default_factory=dict)
+    ttft_sched: dict[str, float] = field(default_factory=dict)
+    accept_length: float | None = None
+    peak: float | None = None
+    cpu_s: float = 0.0
+    rss_mb: float = 0.0
+    wall_s: float = 0.0
+    note: str = ""
+    truth: dict[str, Any] = field(default_factory=dict)
+    load1: float = 0.0
+
+
+@dataclass(frozen=True)
+class Load:
+    concurrency: int
+    requests: int
+    output_len: int = OUTPUT_LEN
+    input_len: int = 16
+    api: str = "completions"
+    rate: float | None = None
+    cap: int | None = None
+
+
+def tree_rss_mb(pid: int) -> float:
+    total, todo = 0, [pid]
+    while todo:
+        one = todo.pop()
+        try:
+            total += int(Path(f"/proc/{one}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            todo += [int(c) for c in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+        except (OSError, ValueError, IndexError):
+            continue
+    return total / 1e6
+
+
+def spawn(argv: list[str], *, realtime: bool, timeout: float, env: dict[str, str] | None = None) -> tuple[Run, str]:
+    """Run a client pinned to core 1; its whole tree's CPU and RSS."""
+    full = ["taskset", "-c", "1", *(["chrt", "-r", "10"] if realtime else []), *argv]
+    run = Run()
+    with tempfile.TemporaryFile("w+") as out:
+        started = time.monotonic()
+        process = subprocess.Popen(full, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True)
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            run.rss_mb = max(run.rss_mb, tree_rss_mb(process.pid))
+            if time.monotonic() - started > timeout:
+                os.killpg(process.pid, 9)
+                _, status, usage = os.wait4(process.pid, 0)
+                run.note = f"stopped after {timeout:.0f} s"
+                break
+            time.sleep(0.1)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        run.rc = process.returncode
+        run.cpu_s = usage.ru_utime + usage.ru_stime
+        run.wall_s = time.monotonic() - started
+        out.seek(0)
+        return run, out.read()
+
+
+Client = Callable[[Load, str, Path, "Options"], Run]
+
+
+@dataclass
+class Options:
+    port: int
+    tokenizer: Path
+    realtime: bool
+    python: dict[str, str]
+    timeout: float = 150
+
+
+def k2tui(load: Load, url: str, work: Path, opt: Options, engine: str = "auto") -> Run:
+    argv = [sys.executable, "-m", "k2tui.loadgen", "--url", url, "--api", load.api, "--num-prompts", str(load.requests),
+            "--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len), "--json", "--warmup", "1",
+            "--db", str(work / "k2tui.db"), "--idle-timeout", "20", "--engine", engine]  # fmt: skip
+    if load.rate is None:
+        argv += ["--concurrency", str(load.concurrency)]
+    else:
+        argv += ["--request-rate", str(load.rate), *(["--max-concurrency", str(load.cap)] if load.cap else [])]
+    run, text = spawn(argv, realtime=opt.realtime, timeout=opt.timeout)
+    start = text.find("{")
+    if start < 0:
+        run.note = text.strip().splitlines()[-1][:100] if text.strip() else "no output"
+        return run
+    row = json.loads(text[start:])["runs"][0]
+    run.completed, run.tokens = row["completed"], row["total_output_tokens"]
+    run.output_throughput, run.accept_length = row["output_throughput"], row["accept_length"]
+    for name, into in (("ttft", run.ttft), ("itl", run.itl), ("tpot", run.tpot)):
+        for stat in ("p50", "p99"):
+            into[stat] = row[f"{name}_{stat}_ms"]
+    run.itl["mean"], run.tpot["mean"] = row["itl_mean_ms"], row["tpot_mean_ms"]
+    run.ttft_sched["p99"] = row["ttft_sched_p99_ms"]
+    run.note = f"lag p99 {row['lag_p99_ms']:.3g} ms, coalesced {100 * (row['coalesced'] or 0):.2f} %"
+    return run
+
+
+def k2tui_asyncio(load: Load, url: str, work: Path, opt: Options) -> Run:
+    return k2tui(load, url, work, opt, engine="asyncio")
+
+
+def _sglang_flags(load: Load, opt: Options, out: Path, backend: str) -> list[str]:
+    flags = ["--backend", backend, "--host", "127.0.0.1", "--port", str(opt.port), "--dataset-name", "random-ids",
+             "--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len), "--random-range-ratio", "1",
+             "--num-prompts", str(load.requests), "--tokenizer", str(opt.tokenizer), "--model", str(opt.tokenizer),
+             "--output-file", str(out), "--disable-tqdm", "--warmup-requests", "1"]  # fmt: skip
+    if load.rate is not None:
+        flags += ["--request-rate", str(load.rate), *(["--max-concurrency", str(load.cap)] if load.cap else [])]
+    else:
+        flags += ["--max-concurrency", str(load.concurrency)]
+    return flags
+
+
+def _backend(api: str) -> str:
+    return {"completions": "sglang-oai", "chat": "sglang-oai-chat", "generate": "sglang"}[api]
+
+
+def _sglang_result(run: Run, text: str, out: Path) -> Run:
+    if not out.exists() or not out.read_text().strip():
+        lines = [line for line in text.splitlines() if line.strip()]
+        last = next((x for x in reversed(lines) if "Error" in x), lines[-1] if lines else "no output")
+        run.note = (run.note or last)[:100]
+        return run
+    row = json.loads(out.read_text().splitlines()[-1])
+    run.completed, run.tokens = row["completed"], row["total_output_tokens"]
+    run.output_throughput, run.accept_length = row["output_throughput"], row.get("accept_length")
+    run.peak = row.get("max_output_tokens_per_s")
+    for name, into in (("ttft", run.ttft), ("itl", run.itl), ("tpot", run.tpot)):
+        into.update(p50=row.get(f"median_{name}_ms"), p99=row.get(f"p99_{name}_ms"), mean=row.get(f"mean_{name}_ms"))
+    return run
+
+
+def sglang_python(load: Load, url: str, work: Path, opt: Options) -> Run:
+    out = work / "sglang.jsonl"
+    out.unlink(missing_ok=True)
+    env = {"PYTHONPATH": opt.python.get("sglang_stubs", ""), "STUB_ROOTS": "torchvision,soundfile,triton", "HF_HUB_OFFLINE": "1"}
+    argv = [opt.python["sglang"], "-m", "sglang.benchmark.serving", *_sglang_flags(load, opt, out, _backend(load.api))]
+    return _sglang_result(*spawn(argv, realtime=opt.realtime, timeout=opt.timeout, env=env), out)
+
+
+def sglang_rust(load: Load, url: str, work: Path, opt: Options) -> Run:
+    out = work / "rust.jsonl"
+    out.unlink(missing_ok=True)
+    # straight into the extension: `python -m sglang.benchmark.rust_client` costs seconds of imports where torch is there
+    code = (
+        "import glob,importlib.util as u,sys;"
+        "f=glob.glob(sys.argv.pop(1)+'/lib/python3*/site-packages/sglang/srt/rust_extensions/_bench.*.so')[0];"
+        "s=u.spec_from_file_location('_bench',f);m=u.module_from_spec(s);s.loader.exec_module(m);"
+        "m.run_argv(['sglang-bench',*sys.argv[1:]])"
+    )
+    argv = [opt.python["sglang"], "-S", "-c", code, str(Path(opt.python["sglang"]).parents[1]), *_sglang_flags(load, opt, out, _backend(load.api)), "--worker-threads", "1"]
+    return _sglang_result(*spawn(argv, realtime=opt.realtime, timeout=opt.timeout), out)
+
+
+def vllm(load: Load, url: str, work: Path, opt: Options) -> Run:
+    out = work / "vllm.json"
+    out.unlink(missing_ok=True)
+    env = {"PYTHONPATH": opt.python.get("vllm_stubs", ""), "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    backend, path = ("openai-chat", "/v1/chat/completions") if load.api == "chat" else ("openai", "/v1/completions")
+    argv = [opt.python["vllm"], "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", backend, "--endpoint", path,
+            "--host", "127.0.0.1", "--port", str(opt.port), "--model", str(opt.tokenizer), "--served-model-name", "mock-model",
+            "--tokenizer", str(opt.tokenizer), "--dataset-name", "random", "--random-input-len", str(load.input_len),
+            "--random-output-len", str(load.output_len), "--random-range-ratio", "0", "--num-prompts", str(load.requests),
+            "--ignore-eos", "--disable-tqdm", "--save-result", "--result-dir", str(work), "--result-filename", out.name,
+            "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,95,99"]  # fmt: skip
+    if load.rate is not None:
+        argv += ["--request-rate", str(load.rate), *(["--max-concurrency", str(load.cap)] if load.cap else [])]
+    else:
+        argv += ["--max-concurrency", str(load.concurrency)]
+    run, text = spawn(argv, realtime=opt.realtime, timeout=opt.timeout, env=env)
+    if not out.exists():
+        lines = [x for x in text.splitlines() if x.strip()]
+        run.note = (run.note or next((x for x in reversed(lines) if "Error" in x), lines[-1] if lines else "no output"))[:100]
+        return run
+    row = json.loads(out.read_text())
+    run.completed, run.tokens = row["completed"], row["total_output_tokens"]
+    run.output_throughput = row["output_throughput"]
+    for name, into in (("ttft", run.ttft), ("itl", run.itl), ("tpot", run.tpot)):
+        into.update(p50=row.get(f"median_{name}_ms"), p99=row.get(f"p99_{name}_ms"), mean=row.get(f"mean_{name}_ms"))
+    return run
+
+
+def aiperf(load: Load, url: str, work: Path, opt: Options) -> Run:
+    out = work / "aiperf"
+    shutil.rmtree(out, ignore_errors=True)
+    kind = {"completions": "completions", "chat": "chat"}.get(load.api)
+    if kind is None:
+        return Run(note="no such route")
+    argv = [str(Path(opt.python["aiperf"]).parent / "aiperf"), "profile", "-m", "mock-model", "--url", url, "--endpoint-type", kind,
+            "--streaming", "--request-count", str(load.requests), "--synthetic-input-tokens-mean", str(load.input_len),
+            "--synthetic-input-tokens-stddev", "0", "--output-tokens-mean", str(load.output_len), "--output-tokens-stddev", "0",
+            "--tokenizer", str(opt.tokenizer), "--ui", "none", "--artifact-dir", str(out)]  # fmt: skip
+    if load.rate is not None:
+        argv += ["--request-rate", str(load.rate), *(["--concurrency", str(load.cap)] if load.cap else [])]
+    else:
+        argv += ["--concurrency", str(load.concurrency)]
+    run, text = spawn(argv, realtime=opt.realtime, timeout=opt.timeout, env={"HF_HUB_OFFLINE": "1"})
+    found = list(out.rglob("profile_export_aiperf.json")) if out.exists() else []
+    if not found:
+        lines = [x for x in text.splitlines() if x.strip()]
+        run.note = (run.note or (lines[-1] if lines else "no output"))[:100]
+        return run
+    row = json.loads(found[0].read_text())
+    run.completed = int((row.get("request_count") or {}).get("avg") or 0)
+    run.output_throughput = (row.get("output_token_throughput") or {}).get("avg")
+    for name, into in (("time_to_first_token", run.ttft), ("inter_token_latency", run.itl)):
+        value = row.get(name) or {}
+        into.update(p50=value.get("p50"), p99=value.get("p99"), mean=value.get("avg"))
+    run.tokens = int((row.get("total_output_tokens") or row.get("total_osl") or {}).get("avg") or 0) or None
+    return run
+
+
+CLIENTS: dict[str, Client] = {
+    "k2tui": k2tui,
+    "k2tui asyncio": k2tui_asyncio,
+    "sglang Rust client": sglang_rust,
+    "sglang.serving": sglang_python,
+    "vllm bench serve": vllm,
+    "aiperf": aiperf,
+}
+
+
+def make_tokenizer(folder: Path, python: str) -> None:
+    """A word-level tokenizer in which every word of the mock is one token."""
+    code = (
+        "import sys,json;from tokenizers import Tokenizer,models,pre_tokenizers,decoders;"
+        "v={'<unk>':0,'tok':1};[v.setdefault(f'w{i}',i) for i in range(2,1000)];"
+        "t=Tokenizer(models.WordLevel(v,unk_token='<unk>'));t.pre_tokenizer=pre_tokenizers.WhitespaceSplit();"
+        "t.save(sys.argv[1]+'/tokenizer.json')"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run([python, "-c", code, str(folder)], check=True)
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "model_max_length": 131072,
+         "chat_template": "{% for m in messages %}{{ m['content'] }} {% endfor %}"}))  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 64,
+         "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
+         "max_position_embeddings": 131072}))  # fmt: skip
+
+
+def measure(name: str, load: Load, mock: Mock, work: Path, opt: Options, **settings: object) -> Run:
+    mock.configure(**settings)
+    run = CLIENTS[name](load, mock.url, work, opt)
+    run.truth = mock.get("/__truth")
+    run.load1 = os.getloadavg()[0]
+    print(f"  {name:20} C={load.concurrency:<5} rc={run.rc} ok={run.completed} tokens={run.tokens} "
+          f"itl p99 {run.itl.get('p99')} ({run.truth['itl_ms']['p99']:.3f}) ttft p99 {run.ttft.get('p99')} "
+          f"({run.truth['ttft_ms']['p99']:.2f}) cpu {run.cpu_s:.2f} s rss {run.rss_mb:.0f} MB load {run.load1:.1f} {run.note}",
+          flush=True)  # fmt: skip
+    return run
+
+
+ENGINE = {"batch": 1, "ttft_us": 50000, "itl_us": 20000}
+
+
+def part_main(names: list[str], mock: Mock, work: Path, opt: Options, cs: list[int]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for c in cs:
+        for name in names:
+            load = Load(c, c * (1 if c >= 1024 else 2))
+            found.setdefault(name, {})[str(c)] = vars(measure(name, load, mock, work, opt, **ENGINE))
+    return found
+
+
+def part_busy(names: list[str], mock: Mock, work: Path, opt: Options) -> dict[str, Any]:
+    """A busy loop of equal priority on the client's core, nobody in a real-time class."""
+    plain = Options(opt.port, opt.tokenizer, False, opt.python, opt.timeout)
+    found: dict[str, Any] = {}
+    for name in names:
+        loop = subprocess.Popen(["taskset", "-c", "1", sys.executable, "-c", "while True: pass"])
+        try:
+            found[name] = vars(measure(name, Load(64, 128), mock, work, plain, **ENGINE))
+        finally:
+            loop.kill()
+            loop.wait()
+    return found
+
+
+FAULTS: list[tuple[str, str, dict[str, object], str]] = [
+    # title, route, server's behaviour, what is compared
+    ("1,4,2,3 tokens per chunk, chat", "chat", {"spec": "1,4,2,3", "itl_us": 10000}, "itl"),
+    ("1,4,2,3 tokens per chunk, /generate", "generate", {"spec": "1,4,2,3", "itl_us": 10000}, "itl"),
+    ("accept length, /generate", "generate", {"spec": "1,4,2,3", "itl_us": 10000}, "accept"),
+    ("role chunk early, text at 200 ms", "chat", {"role_early": 1, "ttft_us": 200000}, "ttft"),
+    ("reasoning_content only", "chat", {"reasoning": 1}, "ok"),
+    ("EOS after 32 of 64", "completions", {"eos_at": 32}, "tokens"),
+    ("error in the stream after 32 tokens", "completions", {"error_at": 32}, "ok"),
+    ("same, /generate", "generate", {"error_at": 32}, "ok"),
+    ("socket closed after 32 tokens", "completions", {"truncate_at": 32}, "ok"),
+    ("every 2nd answer empty", "completions", {"empty_every": 2}, "ok"),
+    ("every 2nd HTTP 500", "completions", {"http500_every": 2}, "ok"),
+    ("every 4th connection reset", "completions", {"reset_every": 4}, "ok"),
+    ("event split over two segments", "completions", {"split": 1}, "itl"),
+    ("CRLF and SSE comments", "completions", {"crlf": 1, "comment": 1}, "ok"),
+    ("no usage, many tokens per chunk", "completions", {"no_usage": 1, "spec": "1,4,2,3", "itl_us": 10000}, "itl"),
+]
+
+
+def part_faults(names: list[str], mock: Mock, work: Path, opt: Options) -> list[dict[str, Any]]:
+    table: list[dict[str, Any]] = []
+    for title, api, settings, what in FAULTS:
+        print(title, flush=True)
+        row: dict[str, Any] = {"title": title, "what": what, "clients": {}}
+        for name in names:
+            if name == "k2tui asyncio" or (api == "generate" and name in ("vllm bench serve", "aiperf")):
+                continue
+            run = measure(name, Load(8, 16, output_len=64, api=api), mock, work, opt, **{"ttft_us": 20000, "itl_us": 5000, **settings})
+            row["clients"][name] = vars(run)
+        table.append(row)
+    return table
+
+
+def part_open(names: list[str], mock: Mock, work: Path, opt: Options) -> dict[str, Any]:
+    """60/s into 4 slots (the wait must show), and 200/s Poisson as the server saw it."""
+    found: dict[str, Any] = {}
+    for name in names:
+        if name == "k2tui asyncio":
+            continue
+        capped = measure(name, Load(4, 300, output_len=16, rate=60, cap=4), mock, work, opt, ttft_us=20000, itl_us=5000)
+        free = measure(name, Load(0, 1000, output_len=4, rate=200), mock, work, opt, ttft_us=5000, itl_us=2000)
+        dump = work / "truth.bin"
+        mock.get(f"/__dump?path={dump}")
+        found[name] = {"capped": vars(capped), "free": vars(free), "rate": arrival_rate(dump, 1000)}
+    return found
+
+
+def arrival_rate(dump: Path, n: int) -> dict[str, float]:
+    """Rate and gap CV of the last n requests as the server read them."""
+    import struct
+
+    raw = dump.read_bytes()
+    count, size = struct.unpack_from("QQ", raw)
+    at = sorted(struct.unpack_from("IIQQ", raw, 32 + i * size)[3] for i in range(count))[-n:]
+    gaps = [(b - a) / 1e9 for a, b in itertools.pairwise(at)]
+    mean = sum(gaps) / len(gaps)
+    return {"rate": 1 / mean, "cv": (sum((g - mean) ** 2 for g in gaps) / len(gaps)) ** 0.5 / mean}
+
+
+def err(run: dict[str, Any], name: str, stat: str) -> str:
+    got = run[name].get(stat)
+    if got is None:
+        return "–"
+    diff = got - run["truth"][f"{name}_ms"][stat]
+    return f"{diff:+.2f}"
+
+
+def render(data: dict[str, Any]) -> str:
+    """Markdown of everything measured."""
+    lines: list[str] = [f"Measured {data['when']}, {data['where']}.", ""]
+    main = data.get("main", {})
+    if main:
+        lines += ["Errors are the client's figure minus the server's own, in ms. `true` = what the server really did in that run.", ""]
+        lines += ["| client | C | tok/s | ITL p99 error (true) | TTFT p50 error | TTFT p99 error | CPU-s per 1 M tokens | RSS MB | load avg |",
+                  "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+        for name, runs in main.items():
+            small, large = runs.get("32"), runs.get("256")
+            marginal = None
+            if small and large and small.get("completed") and large.get("completed"):
+                more = (large["truth"]["tokens"] - small["truth"]["tokens"]) / 1e6
+                marginal = (large["cpu_s"] - small["cpu_s"]) / more
+            for c, run in runs.items():
+                if run.get("output_throughput") is None:
+                    lines.append(f"| {name} | {c} | failed: {run['note']} | | | | | | |")
+                    continue
+                cpu = f"{marginal:.1f}" if marginal is not None and c == "256" else ""
+                lines.append(
+                    f"| {name} | {c} | {run['output_throughput']:,.0f} | {err(run, 'itl', 'p99')} ({run['truth']['itl_ms']['p99']:.2f}) "
+                    f"| {err(run, 'ttft', 'p50')} | {err(run, 'ttft', 'p99')} | {cpu} | {run['rss_mb']:.0f} | {run['load1']:.1f} |"
+                )
+        lines.append("")
+    busy = data.get("busy", {})
+    if busy:
+        lines += ["With a busy loop of equal priority on the client's core (C=64, no real-time class):", "",
+                  "| client | ITL p99 error (true) | TTFT p50 error | TTFT p99 error | load avg |", "|---|---|---|---|---|"]  # fmt: skip
+        for name, run in busy.items():
+            if run.get("output_throughput") is None:
+                lines.append(f"| {name} | failed: {run['note']} | | | |")
+                continue
+            lines.append(f"| {name} | {err(run, 'itl', 'p99')} ({run['truth']['itl_ms']['p99']:.2f}) | {err(run, 'ttft', 'p50')} "
+                         f"| {err(run, 'ttft', 'p99')} | {run['load1']:.1f} |")  # fmt: skip
+        lines.append("")
+    faults = data.get("faults", [])
+    if faults:
+        names = list(dict.fromkeys(n for row in faults for n in row["clients"]))
+        lines += ["What a server may do, and what each client says (8 in flight, 16 requests of 64 tokens). **Bold** = wrong:", "",
+                  "| server does | truth | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]  # fmt: skip
+        for row in faults:
+            lines.append(f"| {row['title']} | {truth_of(row)} | " + " | ".join(said(row, n) for n in names) + " |")
+        lines.append("")
+    opened = data.get("open", {})
+    if opened:
+        lines += ["Open loop. Left: 60 requests/s into 4 slots, 300 requests (the last ones wait for seconds). Right: 200/s Poisson,"
+                  " 1,000 requests, as the server saw them.", "",
+                  "| client | TTFT p99 said, ms | from the due time, ms | rate at the server | gap CV |", "|---|---|---|---|---|"]  # fmt: skip
+        for name, o in opened.items():
+            sched = o["capped"]["ttft_sched"].get("p99")
+            said_p99 = o["capped"]["ttft"].get("p99")
+            lines.append(f"| {name} | {'–' if said_p99 is None else f'{said_p99:,.0f}'} | {'not told' if sched is None else f'{sched:,.0f}'} "
+                         f"| {o['rate']['rate']:.1f}/s | {o['rate']['cv']:.2f} |")  # fmt: skip
+        lines.append("")
+    return "\n".join(lines)
+
+
+def truth_of(row: dict[str, Any]) -> str:
+    runs = list(row["clients"].values())
+    truth = runs[0]["truth"] if runs else {}
+    if row["what"] == "itl":
+        return f"ITL mean {truth['itl_ms']['mean']:.2f}"
+    if row["what"] == "accept":
+        return f"{truth['accept_length']:.3f}"
+    if row["what"] == "ttft":
+        return f"TTFT {truth['ttft_ms']['p50']:.0f}"
+    if row["what"] == "tokens":
+        return "512 tokens"
+    return {"reasoning": "16 ok"}.get(row["title"][:9], f"{expected_ok(row['title'])} ok")
+
+
+def expected_ok(title: str) -> int:
+    if "error in the stream" in title or "same" in title or "socket closed" in title:
+        return 0
+    if "empty" in title or "500" in title:
+        return 8
+    return 16
+
+
+def said(row: dict[str, Any], name: str) -> str:
+    run = row["clients"].get(name)
+    if run is None:
+        return ""
+    truth = run["truth"]
+    what = row["what"]
+    if run["completed"] is None:
+        ok = what == "ok" and expected_ok(row["title"]) == 0 and name == "k2tui"
+        text = "no result: " + re.sub(r"[|`*<>]", "", run["note"])[:40]
+        return text if ok else f"**{text}**"
+    if what == "itl":
+        got = run["itl"].get("mean") or 0
+        text, ok = f"{got:.2f}", abs(got - truth["itl_ms"]["mean"]) < 0.05 * truth["itl_ms"]["mean"]
+    elif what == "accept":
+        got = run["accept_length"]
+        text, ok = ("not told", True) if got is None else (f"{got:.3f}", abs(got - truth["accept_length"]) < 0.03)
+    elif what == "ttft":
+        got = run["ttft"].get("p50") or 0
+        text, ok = f"{got:.0f}", abs(got - truth["ttft_ms"]["p50"]) < 20
+    elif what == "tokens":
+        text, ok = f"{run['tokens']} tokens", run["tokens"] == 512
+    elif "reset" in row["title"]:
+        bad = truth["requests"] - truth["ok"]
+        text, ok = f"{run['completed']} ok", run["completed"] in (12, 16) and bad > 0
+    else:
+        text, ok = f"{run['completed']} ok", run["completed"] == expected_ok(row["title"])
+    return text if ok else f"**{text}**"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sglang", default="", help="python of an environment with sglang (its Python and Rust clients)")
+    parser.add_argument("--sglang-stubs", default="", help="PYTHONPATH that this environment needs")
+    parser.add_argument("--vllm", default="", help="python of an environment with vllm")
+    parser.add_argument("--vllm-stubs", default="")
+    parser.add_argument("--aiperf", default="", help="python of an environment with aiperf")
+    parser.add_argument("--parts", default="main,busy,faults,open")
+    parser.add_argument("--concurrency", default="32,256,1024")
+    parser.add_argument("--clients", default="", help="only these, comma separated")
+    parser.add_argument("--realtime", action="store_true")
+    parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--data", default="", help="JSON file that collects the parts of several calls")
+    parser.add_argument("--render", default="", help="Markdown file: the table goes between <!-- peers --> and <!-- /peers -->")
+    args = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="k2tui-peers-"))
+    store = Path(args.data) if args.data else work / "peers.json"
+    data: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
+    python = {k: v for k, v in (("sglang", args.sglang), ("sglang_stubs", args.sglang_stubs), ("vllm", args.vllm),
+                                ("vllm_stubs", args.vllm_stubs), ("aiperf", args.aiperf)) if v}  # fmt: skip
+    names = ["k2tui", "k2tui asyncio"]
+    names += ["sglang Rust client", "sglang.serving"] if args.sglang else []
+    names += ["vllm bench serve"] if args.vllm else []
+    names += ["aiperf"] if args.aiperf else []
+    if args.clients:
+        names = [n for n in names if n in args.clients.split(",")]
+    parts = [p for p in args.parts.split(",") if p]
+    if parts:
+        binary = work / "mocksse"
+        subprocess.run(["gcc", "-O2", "-w", "-o", str(binary), str(FIXTURES / "mocksse.c"), "-lm"], check=True)
+        tokenizer = work / "tok"
+        make_tokenizer(tokenizer, args.sglang or sys.executable)
+        mock = Mock(binary, args.port, tokenizer, args.realtime)
+        opt = Options(args.port, tokenizer, args.realtime, python)
+        try:
+            for part in parts:
+                print(f"== {part}", flush=True)
+                if part == "main":
+                    found = part_main(names, mock, work, opt, [int(c) for c in args.concurrency.split(",")])
+                    for name, runs in found.items():
+                        data.setdefault("main", {}).setdefault(name, {}).update(runs)
+                elif part == "busy":
+                    data.setdefault("busy", {}).update(part_busy(names, mock, work, opt))
+                elif part == "open":
+                    data.setdefault("open", {}).update(part_open(names, mock, work, opt))
+                else:
+                    merged = {row["title"]: row for row in data.get("faults", [])}
+                    for row in part_faults(names, mock, work, opt):
+                        merged.setdefault(row["title"], row)["clients"].update(row["clients"])
+                    data["faults"] = list(merged.values())
+                data["when"] = time.strftime("%Y-%m-%d")
+                data["where"] = (f"{os.cpu_count()} cores, Linux {os.uname().release.split('-')[0]}, loopback; server on core 0, client on "
+                                 f"core 1{', both in a real-time class' if args.realtime else ''}; other jobs ran on the machine "
+                                 "(load average beside each figure)")  # fmt: skip
+                store.write_text(json.dumps(data))
+        finally:
+            mock.close()
+    text = render(data)
+    print(text)
+    if args.render:
+        page = Path(args.render)
+        old = page.read_text()
+        new = re.sub(r"(<!-- peers -->\n).*?(<!-- /peers -->)", lambda m: m[1] + text + "\n" + m[2], old, flags=re.S)
+        page.write_text(new)
+    shutil.rmtree(work, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    socket.setdefaulttimeout(120)
+    sys.exit(main())
