@@ -47,7 +47,7 @@ DEFAULT_STAGES = (
     StageInfo("extract", "Extract", "x", unavailable="this build has no extraction stage yet"),
     StageInfo("train", "Train", "t", unavailable="this build has no training stage yet"),
 )
-SHORT_TITLES = {"serve": "Start", "bench": "Bench", "extract": "Extract", "train": "Train"}
+SHORT_TITLES = {"serve": "Start", "bench": "Bench", "prepare": "Prep", "extract": "Extract", "train": "Train", "evaluate": "Eval"}
 
 
 def _screen(name: str) -> Callable[[], Screen[Any]]:
@@ -102,6 +102,7 @@ class Dashboard(QuietApp):
         self.snap = Snapshot(taken_s=0.0)
         self.view = View(self.snap, clock(), self.history, self.glyphs)
         self.server_key = ""
+        self.gpu_sort = ""
         self.messages: list[tuple[float, str, str]] = []
         self._notices_seen: set[tuple[float, str]] = set()
         self._has_drawn = False
@@ -184,7 +185,7 @@ class Dashboard(QuietApp):
         self.history.add(snap)
         deck = self.deck
         task_id = deck.selected_key("board") if deck is not None else ""
-        self.view = View(snap, self.clock(), self.history, self.glyphs, self.server_key, task_id)
+        self.view = View(snap, self.clock(), self.history, self.glyphs, self.server_key, task_id, self.gpu_sort)
         self._note_notices(snap)
         if deck is not None:
             with self.batch_update():
@@ -265,13 +266,15 @@ class Dashboard(QuietApp):
         return self.snap.stages or DEFAULT_STAGES
 
     def stage_info(self, name: str) -> StageInfo | None:
-        return next((s for s in self.stages if s.name == name), None)
+        """The stage; one that this build lacks is shown and says so."""
+        return next((s for s in (*self.stages, *DEFAULT_STAGES) if s.name == name), None)
 
     def buttons(self) -> list[Button]:
         """The button row: stages, then stop, retry and log."""
         out: list[Button] = []
         taken = {key.show for key in KEYS}
-        for stage in self.stages:
+        known = {stage.name for stage in self.stages}
+        for stage in [*self.stages, *(s for s in DEFAULT_STAGES if s.name not in known)]:
             key = STAGE_KEYS.get(stage.name, "") or (stage.key if stage.key not in taken else "")
             title = SHORT_TITLES.get(stage.name, stage.title)
             out.append(Button(key or " ", title, f"stage('{stage.name}')", not stage.unavailable))
@@ -299,6 +302,8 @@ class Dashboard(QuietApp):
             "cycle_task": self.cycle_task,
             "cycle_priority": self.cycle_priority,
             "edit_task": self.edit_task,
+            "open_gpu": self.open_gpu,
+            "end_process": self.end_process,
         }
         if event.action in known:
             if event.key:
@@ -488,6 +493,57 @@ class Dashboard(QuietApp):
             self.say("there is no proving line now", "warning")
             return
         self.open_log(server.log_key, (server.load.proof_line, server.load.proof_line_no))
+
+    # -- GPUs
+
+    def open_gpu(self, key: str) -> None:
+        """One GPU in depth."""
+        from k2tui.tui.screens.gpudetail import GpuDetailScreen
+
+        if key.isdigit():
+            self.push_screen(GpuDetailScreen(int(key)))
+            self.call_later(self.draw_now)
+
+    def action_gpu_sort(self) -> None:
+        from k2tui.tui.panels.gpus import sort_names
+
+        names = sort_names()
+        at = names.index(self.gpu_sort) if self.gpu_sort in names else 0
+        self.gpu_sort = names[(at + 1) % len(names)]
+        self.draw_now()
+
+    def end_process(self, key: str) -> None:
+        """Ends one process that holds GPU memory: asked first; its pid and birth time name it."""
+        gpu = self.snap.gpu
+        process = next((p for p in gpu.processes if f"{p.pid}/{p.gpu_index}" == key), None) if gpu is not None else None
+        if process is None or process.started_s is None:
+            self.say("this process is not visible here, so it cannot be ended from here", "warning")
+            return
+        if not process.is_own:
+            self.say(f"pid {process.pid} belongs to {process.user or 'another user'}; k2tui ends only your own processes", "warning")
+            return
+        from k2tui.tui.screens.dialogs import Confirm
+
+        target = (process.pid, process.started_s)
+        held = sum(p.memory_used_b or 0 for p in gpu.processes if p.pid == process.pid) if gpu is not None else 0
+        lines: list[Line] = [
+            (Seg(f"pid {process.pid}", "bold"), Seg(f"  {process.rank}  {fmt.size(held)} of GPU memory, {fmt.age(self.clock() - process.started_s)} old")),
+            text_line(process.command or process.name, "dim"),
+            (),
+        ]
+        if process.is_orphan:
+            lines.append(text_line(process.orphan_reason or "its server is dead", "warn"))
+        elif process.rank:
+            lines.append(text_line("It is a rank of a running server: the server will fail.", "bad"))
+        if process.job_id and not process.is_orphan:
+            lines.append(text_line(f"It belongs to job {process.job_id}: stopping the job (S, d) is the orderly way.", "warn"))
+        lines.append(text_line("SIGTERM now, SIGKILL after 5 s, only if pid and birth time still match.", "dim"))
+
+        def answer(agreed: bool | None) -> None:
+            if agreed:
+                self._order(self.backend.end_processes, [target], then=lambda words: self.say(words))
+
+        self.push_screen(Confirm("End this process?", lines, "end it"), answer)
 
     # -- the board
 

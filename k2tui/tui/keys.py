@@ -27,8 +27,10 @@ KEYS = (
     Key("s", "s", "stage('serve')", "Start a server (choose a profile, see the command)", "Orders"),
     Key("S", "S", "stop_server", "Stop the server (asks first)", "Orders"),
     Key("b", "b", "stage('bench')", "Benchmark the server", "Orders"),
+    Key("P", "P", "stage('prepare')", "Prepare the training data", "Orders"),
     Key("x", "x", "stage('extract')", "Extract hidden states", "Orders"),
     Key("t", "t", "stage('train')", "Train the draft model", "Orders"),
+    Key("V", "V", "stage('evaluate')", "Evaluate the draft model", "Orders"),
     Key("r", "r", "retry", "Retry the selected job", "Orders"),
     Key("d", "d", "stop_job", "Stop the selected job (asks first)", "Orders"),
     Key("enter", "Enter", "", "Open the selected row (a job's log)", "Look"),
@@ -41,6 +43,9 @@ KEYS = (
     Key("y", "y", "copy", "Copy: the selected row, the log's line, a command (OSC 52)", "Look"),
     Key("R", "R", "report", "Report on the server for an issue tracker", "Look"),
     Key("m", "m", "notices", "Messages so far", "Look"),
+    Key("o", "o", "", "Sort the GPUs: index, utilisation, memory, power, temperature", "GPUs", False),
+    Key("enter", "Enter", "", "One GPU in depth (Left, Right: its neighbours; + and -: the span of its curves)", "GPUs", False),
+    Key("K", "K", "", "End the selected GPU process (asks first)", "GPUs", False),
     Key("slash", "/", "", "Search (log); n and N: next and previous", "Log", False),
     Key("ampersand", "&", "", "Filter: only matching lines (Esc: all again)", "Log", False),
     Key("e", "e E", "", "Next and previous error", "Log", False),
@@ -69,4 +74,4 @@ TABS = (
 )
 
 # Keys that the buttons' stages have by default; a stage's own key is used when it is free.
-STAGE_KEYS = {"serve": "s", "bench": "b", "extract": "x", "train": "t"}
+STAGE_KEYS = {"serve": "s", "bench": "b", "prepare": "P", "extract": "x", "train": "t", "evaluate": "V"}

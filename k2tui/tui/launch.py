@@ -41,7 +41,4 @@ def run_app(
         stopper = threading.Thread(target=backend.stop, daemon=True)
         stopper.start()
         stopper.join(STOP_PATIENCE_S if app.return_code else 5.0)
-    code = app.return_code or 0
-    if code > 128:
-        os._exit(code)  # the terminal has gone: nothing is left to say, and nobody to wait for
-    return code
+    return app.return_code or 0

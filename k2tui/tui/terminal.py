@@ -176,7 +176,7 @@ class TerminalFile:
         self._fd = fd
         self.is_busy = False
         self.is_gone = False
-        self.on_idle: Callable[[], None] | None = None
+        self.on_idle: Callable[[], object] | None = None
         self._wanted = False
 
     def want_idle(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from k2tui.errors import K2Error, UsageError
 
 if TYPE_CHECKING:
     from k2tui.config import Config
+    from k2tui.core.ports import Backend
     from k2tui.tui.settings import Settings
 
 HELP = "the dashboard: server, GPUs, jobs, board, benchmarks (the default verb)"
@@ -50,30 +51,46 @@ def run(args: argparse.Namespace) -> int:
 
 def show(config: Config, args: argparse.Namespace | None = None, *, is_demo: bool = False, replay: Path | None = None) -> int:
     """Run the dashboard on a Monitor, or print one picture where a screen is impossible. Also used by `demo` and `watch`."""
-    backend = _backend(config, is_demo=is_demo, replay=replay)
-    return show_backend(backend, config, args, replay=replay)
+    if replay is None:
+
+        def live() -> Backend:
+            from k2tui.monitor import Monitor
+
+            return Monitor(config, is_demo=is_demo)
+
+        return show_backend(live, config, args)
+
+    from k2tui.sources.replay import Replay
+
+    player = Replay(replay)
+
+    def played() -> Backend:
+        from k2tui.monitor import Monitor
+        from k2tui.servers import Target
+
+        player.start()
+        return Monitor(config, watch=[Target(key=str(player.path), title=f"replay of {replay.name}", log=player.path)], is_demo=is_demo)
+
+    try:
+        return show_backend(played, config, args, replay=replay)
+    finally:
+        player.close()
 
 
-def show_backend(backend: Any, config: Config, args: argparse.Namespace | None = None, *, replay: Path | None = None) -> int:
-    """The same for a backend that exists already (it is stopped at the end)."""
+def show_backend(
+    backend: Backend | Callable[[], Backend], config: Config, args: argparse.Namespace | None = None, *, replay: Path | None = None
+) -> int:
+    """The same for any backend, which is stopped at the end. A function that makes one is called when the first frame is on its
+    way, so that what it imports does not delay that."""
+    make: Callable[[], Backend] = backend if callable(backend) else lambda: backend
     wants_plain = bool(args is not None and getattr(args, "plain", False))
     if wants_plain or os.environ.get("TERM", "") in ("dumb", "") or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return _plain(backend, config, args)
+        return _plain(make(), config, args)
     _check_terminal()
+    from k2tui.tui.late import LateBackend
     from k2tui.tui.launch import run_app
 
-    return run_app(backend, _settings(config, args, replay), theme_tables=_themes())
-
-
-def _backend(config: Config, *, is_demo: bool, replay: Path | None) -> Any:
-    from k2tui.monitor import Monitor
-
-    options: dict[str, Any] = {}
-    if is_demo:
-        options["is_demo"] = True
-    if replay is not None:
-        options["replay"] = replay
-    return Monitor(config, **options)
+    return run_app(LateBackend(make), _settings(config, args, replay), theme_tables=_themes())
 
 
 def _check_replay(path: Path) -> None:
@@ -137,7 +154,7 @@ def _themes() -> list[tuple[str, Mapping[str, Any], str]]:
     return out
 
 
-def _plain(backend: Any, config: Config, args: argparse.Namespace | None) -> int:
+def _plain(backend: Backend, config: Config, args: argparse.Namespace | None) -> int:
     """One picture as plain text on stdout: pipes, TERM=dumb, screen readers."""
     import threading
     import time

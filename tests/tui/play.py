@@ -10,6 +10,36 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
+def watch_gaps(path: str) -> None:
+    """Measure how long the event loop ever stands still."""
+    import asyncio
+    import time
+
+    from k2tui.tui.app import Dashboard
+
+    async def watch() -> None:
+        worst, last = 0.0, time.monotonic()
+        while True:
+            await asyncio.sleep(0.05)
+            now = time.monotonic()
+            if now - last - 0.05 > worst:
+                worst = now - last - 0.05
+                Path(path).write_text(str(worst))
+            last = now
+
+    class Watched(Dashboard):
+        def on_mount(self) -> None:
+            super().on_mount()
+            self.call_later(self.begin)
+
+        def begin(self) -> None:
+            self.set_timer(1.0, lambda: setattr(self, "_gap_task", asyncio.ensure_future(watch())))
+
+    import k2tui.tui.app
+
+    k2tui.tui.app.Dashboard = Watched  # type: ignore[misc]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", nargs="?", default="loading")
@@ -20,6 +50,7 @@ def main() -> int:
     parser.add_argument("--theme", default="")
     parser.add_argument("--ascii", action="store_true")
     parser.add_argument("--child", action="store_true", help="start a sleeping child in its own session (as a job would be)")
+    parser.add_argument("--gaps", default="", help="write the longest pause of the event loop (s) to this file")
     args = parser.parse_args()
     import fake
 
@@ -33,6 +64,8 @@ def main() -> int:
     make = fake.still if args.still else fake.live
     options = {} if args.still else {"log_rate": args.log_rate, "period_s": args.period}
     backend = make(args.kind, gpu_count=args.gpus, **options)
+    if args.gaps:
+        watch_gaps(args.gaps)
     return run_app(backend, Settings(theme=args.theme, ascii=args.ascii), clock=backend.clock)
 
 

@@ -9,6 +9,8 @@ from k2tui.tui.lines import Line, Picture, Row, Seg, bar, fit, line_width, spark
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import STATE_ROLES, View
 
+SHORTEST_S = 0.05
+
 PHASE_WORDS = {
     Phase.BOOT: "boot",
     Phase.DIST_INIT: "dist",
@@ -67,10 +69,12 @@ def head_line(server: ServerView, view: View, width: int) -> Line:
     if url and width >= 100:
         left.append(Seg(f"  {url}", "dim"))
     right: list[Seg] = [readiness(server)]
-    if load.state is State.READY and load.ready_s is not None:
-        right.append(Seg(f"  ready in {fmt.duration(load.ready_s)}", "dim"))
     if load.started_s is not None and load.state not in (State.STOPPED, State.FAILED):
         right.append(Seg(f"  {fmt.age(view.now_s - load.started_s)}", ""))
+    if load.state is State.READY and load.ready_s is not None:
+        took = Seg(f"  ready in {fmt.duration(load.ready_s)}", "dim")
+        if line_width(left) + line_width(right) + len(took.text) < width:
+            right.insert(1, took)
     return spread(left, right, width)
 
 
@@ -162,12 +166,14 @@ def merged_phases(load: LoadView) -> list[tuple[Phase, float, float | None]]:
 
 
 def timeline(server: ServerView, view: View, width: int) -> Line:
-    """`boot 3s ✓ dist 12s ✓ weights 3:42 ●`: the newest phases when not all fit."""
+    """`✓ boot 3s  ✓ dist 12s  ● weights 3:42`: the newest phases when not all fit; those of no length are left to the server screen."""
     load, g = server.load, view.glyphs
     groups: list[list[Seg]] = []
     alive = load.state not in (State.FAILED, State.STOPPED)
     for phase, start, end in merged_phases(load):
         now_in = end is None
+        if end is not None and end - start < SHORTEST_S:
+            continue
         took = fmt.age(view.now_s - start) if now_in and alive else ("" if end is None else fmt.duration(end - start))
         if not now_in:
             mark, role = g.ok, "ok"

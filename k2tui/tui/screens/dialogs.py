@@ -238,7 +238,9 @@ class Launch(Dialog):
         Binding("up", "focus_previous", show=False),
     ]
     DEFAULT_CSS = """
-    Launch #argv { height: 8; }
+    Launch #argv { height: 7; }
+    Launch #fields { height: auto; border: round $foreground 30%; border-title-color: $foreground; border-title-style: bold; }
+    Launch #fields.ascii { border: ascii $foreground 30%; }
     """
 
     def __init__(
@@ -269,16 +271,20 @@ class Launch(Dialog):
                 rows = RowList(self._title, glyphs=self.glyphs, id="choices")
                 rows.styles.height = min(len(self._choices), max(3, self.room()[1] - 12 - len(self._fields))) + 2
                 yield rows
-            label_cells = max((width(f.label) for f in self._fields), default=0) + 3
-            for field in self._fields:
-                with Horizontal():
-                    label = Lines(id=f"label-{field.name}")
-                    label.styles.width = label_cells
-                    yield label
-                    box = Input(field.value, id=f"field-{field.name}", placeholder=field.help, compact=True)
-                    box.cursor_blink = False
-                    yield box
-            yield RowList("This command" if self._choices else f"{self._title}: this command", glyphs=self.glyphs, selectable=False, id="argv")
+            if self._fields:
+                label_cells = max(width(f.label) for f in self._fields) + 3
+                with Vertical(id="fields") as room:
+                    room.border_title = self._title
+                    room.set_class(self.glyphs.ascii, "ascii")
+                    for field in self._fields:
+                        with Horizontal():
+                            label = Lines(id=f"label-{field.name}")
+                            label.styles.width = label_cells
+                            yield label
+                            box = Input(field.value, id=f"field-{field.name}", placeholder=field.help, compact=True)
+                            box.cursor_blink = False
+                            yield box
+            yield RowList("This command", glyphs=self.glyphs, selectable=False, id="argv")
             yield ButtonBar()
 
     def on_mount(self) -> None:
