@@ -26,7 +26,10 @@ def state_dir() -> Path:
 
 
 def jobs_dir() -> Path:
-    return state_dir() / "jobs"
+    """Job folders. On this machine's own disk, also when the home is on the network (docs/jobs.md)."""
+    from k2tui.jobs.place import local_root
+
+    return local_root(state_dir()) / "jobs"
 
 
 def bench_db() -> Path:

@@ -124,11 +124,8 @@ def _check(spec: JobSpec) -> None:
         raise UsageError(f"restart {spec.restart!r} is unknown", "restart: never, on-failure, always")
     for condition in (*spec.requires, *spec.ensures):
         conditions.check_form(condition)
-    if spec.scope and shutil.which("systemd-run") is None:
-        raise UsageError(
-            "there is no systemd-run here",
-            "leave --scope out: jobs outlive the connection without it as well",
-        )
+    if spec.scope:
+        scope.check()
 
 
 def _disk_words(err: OSError, path: Path) -> K2Error:
@@ -471,11 +468,16 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None) -> str:
     return submit(fresh, env=base)
 
 
-def delete(job_id: str) -> None:
-    """Remove the folder of a job that has ended. Raises K2Error while it lives."""
+def delete(job_id: str, *, force: bool = False) -> None:
+    """Remove the folder of a job that has ended. Raises K2Error while it lives.
+
+    force: also one that cannot be seen from here (of another machine or container); never one whose keeper lives.
+    """
     folder = folder_of(job_id)
     job = read_job(folder)
-    if not job.state.is_final:
+    if not job.state.is_final and not (
+        force and job.state is JobState.ORPHANED and not is_held(folder / "lock")
+    ):
         raise K2Error(f"job {folder.name} is {job.state}", f"stop it first: k2tui jobs stop {folder.name}")
     gone = folder.with_name(f".gone-{folder.name}-{os.getpid()}")
     os.rename(folder, gone)  # no reader meets half a folder

@@ -26,7 +26,7 @@ from k2tui.core.job_queue import Waiter
 from k2tui.core.job_words import exit_words
 from k2tui.jobs import conditions, procs
 from k2tui.jobs.locks import Room, is_held
-from k2tui.jobs.state import ENDED_ALONE, fold_job, read_job
+from k2tui.jobs.state import ENDED_ALONE, WORK_LOCK, fold_job, read_job
 from k2tui.jobs.writer import Journal
 
 TICK_S = 1.0
@@ -231,23 +231,15 @@ class Keeper:
             "PYTHONUNBUFFERED": "1",
         }
         argv = list(self.spec.argv)
-        if self.spec.scope:
-            argv = [
-                "systemd-run",
-                "--user",
-                "--scope",
-                "--quiet",
-                "--collect",
-                f"--unit=k2tui-{self.spec.id}",
-                "--",
-                *argv,
-            ]
         try:
             log = os.open(
                 self.folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
             )
         except OSError as err:
             return f"output.log cannot be written: {err.strerror}"
+        work = os.open(self.folder / WORK_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # handed to the work: whoever of it lives holds it, from its very first moment and whatever it does to its environment
+        fcntl.flock(work, fcntl.LOCK_EX)
         self.oom_before = procs.oom_kills()
         self._own_peak_b = procs.own_peak_rss_b()
         try:
@@ -259,7 +251,7 @@ class Keeper:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                pass_fds=self.lock_fds,
+                pass_fds=[*self.lock_fds, work],
             )
         except OSError as err:
             if err.filename and self.spec.cwd and str(err.filename) == self.spec.cwd:
@@ -269,13 +261,19 @@ class Keeper:
             return f"{argv[0]}: {err}"
         finally:
             os.close(log)
+            os.close(work)
         self.child = child.pid
         child.returncode = 0  # this process waits for all children itself
         self.child_birth = procs.birth(child.pid)
         self.started_m = procs.since_boot_s()
         self.exit_code = None
         self.journal.add(
-            "started", pid=child.pid, birth=self.child_birth, boot=procs.boot_id(), ns=procs.pid_space()
+            "started",
+            pid=child.pid,
+            birth=self.child_birth,
+            boot=procs.boot_id(),
+            ns=procs.pid_space(),
+            host=procs.host(),
         )
         return ""
 
@@ -500,10 +498,21 @@ class Keeper:
 class AdoptedKeeper(Keeper):
     """A keeper of work that another one started and left: it sees the end and can stop it, but cannot learn the exit code."""
 
-    def adopt(self, started: Mapping[str, Any]) -> None:
+    def adopt(self, started: Mapping[str, Any] | None) -> None:
+        """Take over what `started` (the journal's event) names; None: what was begun without a word, if anything was."""
+        self.known: dict[int, str] = {}
+        facts = {"boot": procs.boot_id(), "ns": procs.pid_space(), "host": procs.host()}
+        self.journal.add("adopted", pid=os.getpid(), birth=procs.birth(os.getpid()), **facts)
+        self.began = started is not None
+        if started is None:
+            found = sorted(self.others())
+            if found:
+                self.began = True
+                self.child = found[0]
+                self.journal.add("started", pid=found[0], birth=procs.birth(found[0]), **facts)
+            return
         self.child = int(started.get("pid", 0))
         boot = str(started.get("boot", ""))
-        self.known: dict[int, str] = {}
         if procs.is_alive(self.child, str(started.get("birth", "")), boot):
             self.known[self.child] = procs.birth(self.child)
         self.started_m = float(started.get("m", 0.0)) if boot == procs.boot_id() else None
@@ -512,6 +521,9 @@ class AdoptedKeeper(Keeper):
         # numbers come round: a pid or session counts only while someone known to be of this job still bears it
         for pid in procs.by_job([self.spec.id])[self.spec.id]:
             self.known.setdefault(pid, procs.birth(pid))
+        if is_held(self.folder / WORK_LOCK):
+            for pid in procs.holders(self.folder / WORK_LOCK):
+                self.known.setdefault(pid, procs.birth(pid))
         alive = {pid for pid, born in self.known.items() if born and procs.birth(pid) == born}
         sessions: set[int] = set()
         for pid in alive:
@@ -533,13 +545,6 @@ class AdoptedKeeper(Keeper):
         procs.signal_all(self.others(), number)
 
     def run_adopted(self) -> None:
-        self.journal.add(
-            "adopted",
-            pid=os.getpid(),
-            birth=procs.birth(os.getpid()),
-            boot=procs.boot_id(),
-            ns=procs.pid_space(),
-        )
         forced = ""
         while self.others():
             if self.is_stop_asked():
@@ -550,6 +555,8 @@ class AdoptedKeeper(Keeper):
         self.sweep()
         if forced:
             return self.finish(JobState.STOPPED, forced)
+        if not self.began:
+            return self.finish(JobState.LOST, "its keeper died before the work began")
         if (self.folder / "result.json").exists():
             return self.finish(JobState.SUCCEEDED, ENDED_ALONE)
         self.finish(JobState.LOST, "ended after its keeper died; exit code not known")
@@ -604,23 +611,19 @@ def main(argv: list[str]) -> int:
         if isinstance(keeper, AdoptedKeeper):
             job, events = fold_job(folder, spec)
             started = journal.last_of(events, "started", "restarting")
-            if started is not None and started.get("e") != "started":
-                started = None
+            if not job.state.is_final:
+                keeper.adopt(started if started is not None and started.get("e") == "started" else None)
             os.write(ack_w, b"k")
             os.close(ack_w)
-            if job.state.is_final:
-                return 0
-            if started is None:
-                keeper.finish(JobState.LOST, "its keeper died before the work began")
-                return 0
-            keeper.adopt(started)
-            keeper.run_adopted()
+            if not job.state.is_final:
+                keeper.run_adopted()
             return 0
         facts = {
             "pid": os.getpid(),
             "birth": procs.birth(os.getpid()),
             "boot": procs.boot_id(),
             "ns": procs.pid_space(),
+            "host": procs.host(),
         }
         if not keeper.journal.add("keeper", **facts):
             return 1  # nothing was started: the submitter says that the disk is full

@@ -40,6 +40,11 @@ def pid_space() -> str:
         return ""
 
 
+def host() -> str:
+    """This machine's name: another boot id under the same name is a reboot, under another name another machine."""
+    return os.uname().nodename
+
+
 def since_boot_s() -> float:
     """Seconds since boot: never jumps, the same clock for every process of one boot."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
@@ -94,6 +99,29 @@ def by_job(job_ids: Iterable[str]) -> dict[str, list[int]]:
         value = _variable(_environ(pid), marker)
         if value in wanted and birth(pid):
             found[wanted[value]].append(pid)
+    return found
+
+
+def holders(path: Path) -> list[int]:
+    """Living processes that have this file open. Linux only: elsewhere nobody is found."""
+    found: list[int] = []
+    if not _LINUX:
+        return found
+    try:
+        wanted = os.stat(path)
+    except OSError:
+        return found
+    for pid in all_pids():
+        if pid == os.getpid():
+            continue
+        try:
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                facts = os.stat(f"/proc/{pid}/fd/{fd}")
+                if (facts.st_ino, facts.st_dev) == (wanted.st_ino, wanted.st_dev):
+                    found.append(pid)
+                    break
+        except OSError:
+            continue
     return found
 
 

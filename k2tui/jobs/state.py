@@ -20,6 +20,7 @@ from k2tui.jobs import procs
 from k2tui.jobs.locks import is_held
 from k2tui.jobs.writer import Journal
 
+WORK_LOCK = "work.lock"  # held by the work itself, not by the keeper
 ENDED_ALONE = "ended after its keeper died; exit code not known, its result is there"
 
 
@@ -84,6 +85,10 @@ def _without_keeper(folder: Path, job: Job, events: Sequence[journal.Event]) -> 
     here = procs.boot_id()
     boot = str((keeper or {}).get("boot", ""))
     space = str((keeper or {}).get("ns", ""))
+    name = str((keeper or {}).get("host", ""))
+    if boot and boot != here and name and name != procs.host():
+        why = f"it was started on {name}: whether it goes on can only be seen there"
+        return replace(job, state=JobState.ORPHANED, reason=why)
     if boot in ("", here):
         if space and procs.pid_space() and space != procs.pid_space():
             why = "its keeper is dead; whether the work goes on can only be seen inside its container"
@@ -91,7 +96,7 @@ def _without_keeper(folder: Path, job: Job, events: Sequence[journal.Event]) -> 
         alive = began and procs.is_alive(
             int((started or {}).get("pid") or 0), str((started or {}).get("birth", "")), boot
         )
-        if alive or procs.by_job([job.spec.id])[job.spec.id]:
+        if alive or is_held(folder / WORK_LOCK) or procs.by_job([job.spec.id])[job.spec.id]:
             return replace(job, state=JobState.ORPHANED, reason="its keeper is dead, the work goes on")
     if boot and boot != here:
         why = "the machine was rebooted meanwhile"

@@ -108,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command, without a shell"
     )
     order("retry", "submit a job again with the same spec")
-    order("delete", "remove a job that has ended, with its log")
+    delete = order("delete", "remove a job that has ended, with its log")
+    delete.add_argument("--force", action="store_true", help="also an orphan, such as one of another machine")
     wait = order(
         "wait", "wait for a job's end; exit 0 when it succeeded, 1 when not, 124 when the time is over"
     )
@@ -162,6 +163,7 @@ def _list(args: argparse.Namespace) -> int:
             if not job.state.is_final or ended <= 20:
                 kept.append(job)
         jobs = kept
+    _say_place()
     if not jobs:
         print("no jobs" + (" like that" if args.stage or args.state else ""), file=sys.stderr)
         return 0
@@ -169,6 +171,15 @@ def _list(args: argparse.Namespace) -> int:
     if total > len(jobs):
         print(f"{total - len(jobs)} older ones: k2tui jobs list --all", file=sys.stderr)
     return 0
+
+
+def _say_place() -> None:
+    from k2tui import paths
+    from k2tui.jobs import place
+
+    words = place.notice(paths.state_dir())
+    if words:
+        print(words, file=sys.stderr)
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -318,6 +329,7 @@ def _submit(args: argparse.Namespace) -> int:
         log_cap_b=int(args.log_cap * (1 << 20)),
         scope=args.scope,
     )
+    _say_place()
     return _submitted(args, folder.submit(spec))
 
 
@@ -342,7 +354,7 @@ def _delete(args: argparse.Namespace) -> int:
     if job_id != args.job:
         # nothing is deleted by a guess
         raise UsageError(f"delete wants the whole id: {job_id}")
-    folder.delete(job_id)
+    folder.delete(job_id, force=args.force)
     if args.json:
         _print_json({"deleted": job_id})
     else:
