@@ -112,7 +112,7 @@ def causal_forward(
 
     Returns out [Q, heads, dv], lse [Q, heads] fp32 and what the flash backward wants back.
     """
-    if not _uses_flash(q):
+    if not _uses_flash(q) or not q.shape[0]:
         out, lse = _plain_forward(q, k, v, spans, scale)
         return out, lse, (None, None)
     pad = q.shape[2] - v.shape[2]
@@ -146,7 +146,7 @@ def causal_backward(
     state: tuple[Any, Any],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v of the causal part, given the merged out and lse."""
-    if not _uses_flash(q):
+    if not _uses_flash(q) or not q.shape[0]:
         return _plain_backward(grad, q, k, v, out, lse, spans, scale)
     pad = q.shape[2] - v.shape[2]
     if pad:
@@ -225,7 +225,7 @@ def _merge(
     q: Tensor, out: Tensor, lse: Tensor, keys: Tensor, values: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Fold the diagonal columns (keys, values [C, Q, kv_heads, .]) into (out, lse)."""
-    if q.is_cuda and kernels.available():
+    if q.is_cuda and q.shape[0] and kernels.available():
         return kernels.merge_forward(q, out, lse, keys, values, scale)
     group = q.shape[1] // keys.shape[2]
     wide = q.float().unflatten(1, (keys.shape[2], group))
@@ -241,7 +241,7 @@ def _merge_backward(
     grad: Tensor, q: Tensor, out: Tensor, lse: Tensor, dq: Tensor, keys: Tensor, values: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Adds the diagonal part to dq; returns dq and the gradients of keys and values."""
-    if q.is_cuda and kernels.available():
+    if q.is_cuda and q.shape[0] and kernels.available():
         return kernels.merge_backward(grad, q, out, lse, dq, keys, values, scale)
     heads = keys.shape[2]
     group = q.shape[1] // heads

@@ -33,7 +33,7 @@ def _jit(fn: Any) -> Any:
 
 @_jit
 def _merge_fwd(
-    Q, O, L, OUT, LOUT, K, V, scale, rows, heads, group, columns,
+    Q, A0, L, OUT, LOUT, K, V, scale, rows, heads, group, columns,
     D: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     # one program: BT rows of one key head, all its query heads
@@ -49,7 +49,7 @@ def _merge_fwd(
     for g in range(group):
         at = row * (heads * group) + head * group + g
         q = tl.load(Q + at[:, None] * D + d[None, :], mask=mk, other=0.0).to(tl.float32) * scale
-        acc = tl.load(O + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
+        acc = tl.load(A0 + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
         m = tl.load(L + at, mask=ok, other=0.0)
         z = tl.full([BT], 1.0, tl.float32)
         for i in range(columns):
@@ -68,7 +68,7 @@ def _merge_fwd(
 
 @_jit
 def _merge_bwd(
-    Q, O, L, DO, DQIN, DQOUT, K, V, DK, DVV, scale, rows, heads, group, columns,
+    Q, A0, L, DO, DQIN, DQOUT, K, V, DK, DVV, scale, rows, heads, group, columns,
     D: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     # Twice over the same small tiles: once by column (its gradients sum over the group of query heads), once by query head
@@ -90,7 +90,7 @@ def _merge_bwd(
         for g in range(group):
             at = row * (heads * group) + head * group + g
             q = tl.load(Q + at[:, None] * D + d[None, :], mask=mk, other=0.0).to(tl.float32)
-            o = tl.load(O + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
+            o = tl.load(A0 + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
             do = tl.load(DO + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
             lse = tl.load(L + at, mask=ok, other=0.0)
             w = tl.exp(tl.sum(q * k, 1) * scale - lse)
@@ -102,7 +102,7 @@ def _merge_bwd(
     for g in range(group):
         at = row * (heads * group) + head * group + g
         q = tl.load(Q + at[:, None] * D + d[None, :], mask=mk, other=0.0).to(tl.float32)
-        o = tl.load(O + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
+        o = tl.load(A0 + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
         do = tl.load(DO + at[:, None] * DV + e[None, :], mask=mv, other=0.0).to(tl.float32)
         lse = tl.load(L + at, mask=ok, other=0.0)
         dq = tl.load(DQIN + at[:, None] * D + d[None, :], mask=mk, other=0.0).to(tl.float32)

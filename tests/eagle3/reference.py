@@ -84,7 +84,11 @@ def reference_loss(
             aux = norm(aux, draft.input_norm.weight, eps)
         if c.fc_norm:
             aux = torch.cat(
-                [norm(x, n.weight, eps) for x, n in zip(aux.chunk(c.num_aux, -1), draft.fc_norm, strict=True)], -1
+                [
+                    norm(x, n.weight, eps)
+                    for x, n in zip(aux.chunk(c.num_aux, -1), draft.fc_norm, strict=True)
+                ],
+                -1,
             )
         h = aux @ draft.fc.weight.T
         full = last @ head.T
