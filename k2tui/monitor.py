@@ -19,7 +19,8 @@ from k2tui import benchdb, paths, stages
 from k2tui.config import Config
 from k2tui.core.bench import BenchRow
 from k2tui.core.board import Board
-from k2tui.core.gpu import JobProcess, with_jobs
+from k2tui.core.gpu import GpuView, JobProcess, with_jobs
+from k2tui.core.gpu_series import GpuCurves
 from k2tui.core.job import Job
 from k2tui.core.job_mask import mask_argv
 from k2tui.core.load import LoadView, State
@@ -30,10 +31,12 @@ from k2tui.errors import K2Error, NotReadyError
 from k2tui.jobs import folder
 from k2tui.orders import open_plan, preview_stage, submit_stage
 from k2tui.servers import Follower, Target, target_of
+from k2tui.sources.gpuhistory import GpuHistory, read_curves
 from k2tui.sources.host import HostSampler
 from k2tui.sources.http import HttpPoller
 from k2tui.sources.logindex import LogFile
 from k2tui.sources.nvml import NvmlSampler
+from k2tui.sources.procs import end_processes
 from k2tui.sources.replay import Replay
 
 _STEP_S = 0.25  # logs
@@ -85,6 +88,7 @@ class Monitor:
         self._profile = profile or config.profile
         self._on_change: Callable[[], None] = lambda: None
         self._nvml = NvmlSampler()
+        self._gpu_history = GpuHistory()
         self._host = HostSampler()
         self._plan = open_plan(config)
         self._followed: dict[str, _Followed] = {}
@@ -110,7 +114,7 @@ class Monitor:
         self._stages = self._stage_infos()
         if self._replay is not None:
             self._replay.start()
-        self._nvml.start(lambda view: on_change())
+        self._nvml.start(self._gpu_sampled)
         self._host.start(lambda sample: None)
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
@@ -123,7 +127,13 @@ class Monitor:
         if self._replay is not None:
             self._replay.close()
         self._nvml.stop()
+        self._gpu_history.close()
         self._host.stop()
+
+    def _gpu_sampled(self, view: GpuView) -> None:
+        """In the sampler's thread: keep it for the curves of jobs and benchmarks, then draw."""
+        self._gpu_history.push(view)
+        self._on_change()
 
     def snapshot(self) -> Snapshot:
         gpu = self._nvml.latest()
@@ -326,6 +336,16 @@ class Monitor:
 
     def _hurry(self) -> None:
         self._wake.set()
+
+    def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
+        results = end_processes(targets)
+        return "; ".join(f"pid {result.pid}: {result.outcome}" for result in results)
+
+    def watch_gpu(self, index: int | None) -> None:
+        self._nvml.watch_pcie(*(() if index is None else (index,)))
+
+    def gpu_curves(self, start_s: float, end_s: float, steps: int = 0) -> GpuCurves:
+        return read_curves(start_s, end_s, steps=steps, folder=self._gpu_history.folder)
 
     def report(self, server_key: str) -> str:
         for server in self._servers:

@@ -151,42 +151,63 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+MEMORY_METRICS = (*METRICS[:-1], "throttled_percent")
+
+
 class _Ring:
-    """One value a step for the newest `size` steps. A step is a whole number (seconds // step_s)."""
+    """Means of the newest `size` steps of `step_s` seconds each; the running step is a mean of what came so far."""
 
-    __slots__ = ("_stamps", "_values", "size")
+    __slots__ = ("_counts", "_stamps", "_sums", "_values", "size", "step_s")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, step_s: int, size: int) -> None:
+        self.step_s = step_s
         self.size = size
         self._stamps = array("q", [-1]) * size
         self._values = [array("i", [_NONE]) * size for _ in METRICS]
+        self._sums = [0] * len(METRICS)
+        self._counts = [0] * len(METRICS)
 
-    def put(self, step: int, figures: Sequence[int]) -> None:
-        slot = step % self.size
-        self._stamps[slot] = step
-        for values, value in zip(self._values, figures, strict=True):
-            values[slot] = value
-
-    def get(self, metric: int, step: int) -> int | None:
+    def put(self, second: int, figures: Sequence[int]) -> None:
+        step = second // self.step_s
         slot = step % self.size
         if self._stamps[slot] != step:
-            return None
-        value = self._values[metric][slot]
-        return None if value < 0 else value
+            self._stamps[slot] = step
+            self._sums = [0] * len(METRICS)
+            self._counts = [0] * len(METRICS)
+            for values in self._values:
+                values[slot] = _NONE
+        for metric, value in enumerate(figures):
+            if value >= 0:
+                self._sums[metric] += value
+                self._counts[metric] += 1
+                self._values[metric][slot] = round(self._sums[metric] / self._counts[metric])
+
+    def last(self, metric: int, end_step: int, steps: int) -> tuple[int | None, ...]:
+        """The steps (end_step - steps, end_step], oldest first."""
+        values, stamps, size = self._values[metric], self._stamps, self.size
+        return tuple(
+            [
+                values[at % size] if at >= 0 and stamps[at % size] == at and values[at % size] >= 0 else None
+                for at in range(end_step - steps + 1, end_step + 1)
+            ]
+        )
 
 
 class GpuMemory:
-    """The newest samples of every GPU: one a second for `seconds`, and one every 15 s for `long_s`. About 28 bytes a sample.
+    """The newest samples of every GPU at several grains: (seconds a step, steps) of TIERS. About 160 KB a GPU.
 
-    push() and the readers belong to one thread. A GPU is known by its index; another board at that index starts anew.
+    push() and values() belong to one thread. A GPU is known by its index; another board at that index starts anew.
     """
 
-    LONG_STEP_S = 15
+    TIERS: tuple[tuple[int, int], ...] = (
+        (1, 900),
+        (5, 720),
+        (15, 1440),
+        (60, 1440),
+    )  # 15 min, 1 h, 6 h, 24 h
 
-    def __init__(self, seconds: int = 900, long_s: int = 6 * 3600) -> None:
-        self.seconds = seconds
-        self.long_s = long_s
-        self._rings: dict[int, tuple[str, _Ring, _Ring]] = {}
+    def __init__(self) -> None:
+        self._rings: dict[int, tuple[str, dict[int, _Ring]]] = {}
         self.newest_s = 0.0
 
     def push(self, view: GpuView) -> None:
@@ -194,37 +215,48 @@ class GpuMemory:
         if view.taken_s <= self.newest_s:
             return
         self.newest_s = view.taken_s
-        second = int(view.taken_s)
         for sample in view.gpus:
-            if sample.error:
-                continue
-            known = self._rings.get(sample.index)
-            if known is None or (sample.uuid and known[0] and known[0] != sample.uuid):
-                known = (sample.uuid, _Ring(self.seconds), _Ring(self.long_s // self.LONG_STEP_S))
-                self._rings[sample.index] = known
-            figures = figures_of(sample)
-            known[1].put(second, figures)
-            known[2].put(second // self.LONG_STEP_S, figures)
+            if not sample.error:
+                *figures, bits = figures_of(sample)
+                slowed = _NONE if bits < 0 else 100 * bool(bits & SLOW_BITS)
+                self._put(int(view.taken_s), sample.index, sample.uuid, (*figures, slowed))
+
+    def load(self, curves: GpuCurves) -> None:
+        """Take in curves read from disk. Only before the first push: time goes forward here."""
+        if self.newest_s > 0:
+            return
+        for gpu in curves.gpus:
+            columns = (
+                gpu.gpu_utilization,
+                gpu.memory_utilization,
+                gpu.memory_used_mb,
+                gpu.power_usage_w,
+                gpu.temperature_c,
+                gpu.sm_clock_mhz,
+                tuple(None if share is None else share * 100 for share in gpu.throttled),
+            )
+            for step, figures in enumerate(zip(*columns, strict=True)):
+                if any(value is not None for value in figures):
+                    known = tuple(_NONE if value is None else round(value) for value in figures)
+                    self._put(int(curves.start_s + step * curves.step_s), gpu.index, gpu.uuid, known)
+
+    def _put(self, second: int, index: int, uuid: str, figures: Sequence[int]) -> None:
+        known = self._rings.get(index)
+        if known is None or (uuid and known[0] and known[0] != uuid):
+            known = (uuid, {step_s: _Ring(step_s, size) for step_s, size in self.TIERS})
+            self._rings[index] = known
+        for ring in known[1].values():
+            ring.put(second, figures)
 
     def values(
-        self, index: int, metric: str, span_s: int, steps: int, now_s: float | None = None
-    ) -> tuple[float | None, ...]:
-        """`steps` means over the last span_s seconds, oldest first, None where nothing was sampled."""
+        self, index: int, metric: str, step_s: int, steps: int, now_s: float | None = None
+    ) -> tuple[int | None, ...]:
+        """The last `steps` means of step_s seconds (one of TIERS), oldest first, None where nothing was sampled.
+
+        They end at an odd step, so that pairs of them (a braille cell) stay pairs while time goes on; the newest may be empty.
+        """
         known = self._rings.get(index)
         if known is None or steps < 1:
             return (None,) * max(0, steps)
-        column = METRICS.index(metric)
-        end = int(self.newest_s if now_s is None else now_s) + 1
-        ring, unit = (known[1], 1) if span_s <= self.seconds else (known[2], self.LONG_STEP_S)
-        width = max(1.0, span_s / unit / steps)
-        last = end // unit + (1 if end % unit else 0)
-        out: list[float | None] = []
-        for step in range(steps):
-            low, high = last - width * (steps - step), last - width * (steps - step - 1)
-            found = [
-                v
-                for at in range(int(low), max(int(low) + 1, int(high)))
-                if (v := ring.get(column, at)) is not None
-            ]
-            out.append(sum(found) / len(found) if found else None)
-        return tuple(out)
+        end = (int(self.newest_s if now_s is None else now_s) // step_s) | 1
+        return known[1][step_s].last(MEMORY_METRICS.index(metric), end, steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from k2tui.core.gpu_series import GpuCurves
 from k2tui.core.snapshot import Snapshot
 
 
@@ -62,6 +63,19 @@ class Backend(Protocol):
         ...
 
     def add_task(self, content: str, priority: str = "medium") -> None: ...
+    def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
+        """End exactly these processes, each named by pid and birth time (Unix seconds). Returns what became of them, in words;
+        raises K2Error, and ends nobody, when one is not that process any more or belongs to somebody else. Takes seconds."""
+        ...
+
+    def watch_gpu(self, index: int | None) -> None:
+        """This GPU is looked at closely: its costly figures are read more often (None: none is)."""
+        ...
+
+    def gpu_curves(self, start_s: float, end_s: float, steps: int = 0) -> GpuCurves:
+        """The GPUs' curves over a span of time, from the history on disk; without GPUs in it when nothing was recorded."""
+        ...
+
     def report(self, server_key: str) -> str:
         """A report for an issue tracker about one server (versions, argv, proving lines; no secrets)."""
         ...

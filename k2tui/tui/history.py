@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from k2tui.core.gpu_series import GpuMemory
 from k2tui.core.snapshot import ServerView, Snapshot
 
 LIMIT = 600  # points a series
@@ -19,6 +20,7 @@ class History:
         self._series: dict[str, deque[float]] = {}
         self._count: dict[str, int] = {}
         self._newest: dict[str, float] = {}
+        self.gpus = GpuMemory()  # the GPUs' curves at several grains
 
     def get(self, name: str, per: int = 1) -> Sequence[float]:
         """Oldest first; empty when nothing is known. per: mean of so many points a value; the groups do not move as points come
@@ -35,10 +37,13 @@ class History:
 
     def add(self, snap: Snapshot) -> None:
         if snap.gpu is not None and self._is_new("gpu", snap.gpu.taken_s):
+            self.gpus.push(snap.gpu)
             for gpu in snap.gpu.gpus:
                 self._put(f"gpu.{gpu.index}.util", gpu.gpu_utilization)
                 if gpu.memory_total_b:
                     self._put(f"gpu.{gpu.index}.memory", (gpu.memory_used_b or 0) / gpu.memory_total_b * 100)
+                for name, rx, tx in (("nvlink", gpu.nvlink_rx_kb_s, gpu.nvlink_tx_kb_s), ("pcie", gpu.pcie_rx_kb_s, gpu.pcie_tx_kb_s)):
+                    self._put(f"gpu.{gpu.index}.{name}", None if rx is None and tx is None else (rx or 0) + (tx or 0))
                 self._put(f"gpu.{gpu.index}.power", None if gpu.power_usage_mw is None else gpu.power_usage_mw / 1000)
         host = snap.host
         if host is not None and self._is_new("host", host.taken_s):

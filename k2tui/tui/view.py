@@ -28,6 +28,9 @@ class View:
     glyphs: Glyphs = UNICODE
     server_key: str = ""  # the server that the user looks at; "" = the newest living one
     task_id: str = ""  # the task that the user looks at
+    gpu_sort: str = ""  # a name of panels.gpus.SORTS
+    gpu_index: int = -1  # the GPU that the user looks at; -1 = all of them
+    gpu_span: int = 0  # which of panels.gpu.SPANS its curves show
 
     @property
     def server(self) -> ServerView | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -154,25 +155,60 @@ def test_a_folder_without_permission_is_said(tmp_path):
     assert history.error
 
 
-def test_memory_keeps_the_newest_minutes():
-    memory = GpuMemory(seconds=60, long_s=600)
-    for second in range(200):
+def test_memory_keeps_the_newest_steps_at_every_grain():
+    memory = GpuMemory()
+    for second in range(2000):
         memory.push(view(T0 + second, second % 101, None))
-    values = memory.values(0, "gpu_utilization", 60, 60)
-    assert values == tuple(float(second % 101) for second in range(140, 200))
-    assert memory.values(1, "gpu_utilization", 60, 4) == (None,) * 4
-    assert memory.values(9, "gpu_utilization", 60, 4) == (None,) * 4
-    long = memory.values(0, "power_usage_w", 300, 20)
-    assert len(long) == 20 and long[-1] == 400.0 and long[0] is None
+    values = memory.values(0, "gpu_utilization", 1, 60)
+    assert values == tuple(second % 101 for second in range(1940, 2000))
+    assert memory.values(1, "gpu_utilization", 1, 4) == (None,) * 4  # in error: a hole
+    assert memory.values(9, "gpu_utilization", 1, 4) == (None,) * 4  # never seen
+    five = memory.values(0, "gpu_utilization", 5, 4)
+    assert five[-1] == round(sum(s % 101 for s in range(1995, 2000)) / 5)
+    assert (
+        memory.values(0, "power_usage_w", 60, 40).count(400) in (34, 35)
+        and memory.values(0, "power_usage_w", 60, 40)[0] is None
+    )
     # time goes on without samples: the curve moves out to the left
-    assert memory.values(0, "gpu_utilization", 60, 60, now_s=T0 + 229)[-30:] == (None,) * 30
+    assert memory.values(0, "gpu_utilization", 1, 60, now_s=T0 + 2029)[-30:] == (None,) * 30
+
+
+def test_pairs_of_steps_stay_pairs():
+    """A braille cell holds two steps: the cells must not change while they move to the left."""
+    memory = GpuMemory()
+    seen = []
+    for second in range(40):
+        memory.push(view(T0 + second, second))
+        values = memory.values(0, "gpu_utilization", 1, 20)
+        seen.append(
+            [
+                (a, b)
+                for a, b in zip(values[::2], values[1::2], strict=True)
+                if a is not None and b is not None
+            ]
+        )
+    for before, after in itertools.pairwise(seen[20:]):
+        assert set(before[1:]) <= set(after)
+
+
+def test_memory_starts_with_what_the_disk_has(tmp_path):
+    history = GpuHistory(tmp_path)
+    for second in range(120):
+        history.push(view(T0 + second, 33))
+    history.close()
+    memory = GpuMemory()
+    memory.load(read_curves(T0, T0 + 120, folder=tmp_path))
+    memory.push(view(T0 + 121, 66))
+    assert memory.values(0, "gpu_utilization", 1, 10) == (33,) * 8 + (None, 66)
+    memory.load(read_curves(T0, T0 + 120, folder=tmp_path))  # too late: nothing changes
+    assert memory.values(0, "gpu_utilization", 1, 1) == (66,)
 
 
 def test_memory_of_another_board_at_the_same_index_starts_anew():
     memory = GpuMemory()
     memory.push(GpuView(T0, (GpuSample(0, uuid="a", gpu_utilization=5),)))
     memory.push(GpuView(T0 + 1, (GpuSample(0, uuid="b", gpu_utilization=6),)))
-    assert memory.values(0, "gpu_utilization", 2, 2) == (None, 6.0)
+    assert memory.values(0, "gpu_utilization", 1, 2) == (None, 6)
 
 
 @settings(max_examples=60, deadline=None)

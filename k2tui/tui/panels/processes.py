@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from k2tui.core.gpu import GpuProcess
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Column, Picture, Row, Seg, table, text_line
 from k2tui.tui.panels import Panel
@@ -23,11 +24,13 @@ COLUMNS = (
 
 def draw(view: View, width: int, height: int) -> Picture:
     gpu = view.snap.gpu
-    if gpu is None or not gpu.processes:
+    found = [p for p in gpu.processes if view.gpu_index in (-1, p.gpu_index)] if gpu is not None else []
+    notes = [Row("", text_line(f"{view.glyphs.warn} {note}", "warn")) for note in gpu.notes] if gpu is not None else []
+    if gpu is None or not found:
         text = "No process holds GPU memory." if gpu is not None and gpu.gpus else "No GPU, so no GPU process."
-        return Picture((Row("", text_line(text, "dim")),))
+        return Picture((*notes, *(() if notes else (Row("", text_line(text, "dim")),))))
     rows = []
-    for p in gpu.processes:
+    for p in sorted(found, key=lambda p: (not p.is_orphan, p.gpu_index, -(p.memory_used_b or 0))):
         rows.append(
             (
                 f"{p.pid}/{p.gpu_index}",
@@ -40,15 +43,23 @@ def draw(view: View, width: int, height: int) -> Picture:
                     "" if p.sm_utilization is None else f"{p.sm_utilization}%",
                     fmt.size(p.host_rss_b, ""),
                     "" if p.started_s is None else fmt.age(view.now_s - p.started_s),
-                    Seg(("orphan: its server is dead  " if p.is_orphan else "") + p.name, "warn" if p.is_orphan else ""),
+                    _command(p),
                     Seg(p.job_id, "faint"),
                 ),
             )
         )
     header, lines = table(COLUMNS, rows, width, view.glyphs)
-    orphans = sum(1 for p in gpu.processes if p.is_orphan)
-    note = (Seg(f"{orphans} orphaned", "warn"),) if orphans else (Seg(str(len(gpu.processes)), "dim"),)
-    return Picture(lines, header, note)
+    orphans = sum(1 for p in found if p.is_orphan)
+    note = (Seg(f"{orphans} orphaned", "warn"),) if orphans else (Seg(str(len(found)), "dim"),)
+    return Picture((*lines, *notes), header, note)
 
 
-PANEL = Panel("processes", "GPU processes", draw, needs=("gpu",), ticks=True, order=25, selectable=True, help="Processes that hold GPU memory, as NVML tells them.")
+def _command(process: GpuProcess) -> Seg:
+    if not process.is_visible:
+        return Seg("not visible in this PID namespace", "dim")
+    if process.is_orphan:
+        return Seg(f"orphan: {process.orphan_reason or 'its server is dead'}", "warn")
+    return Seg(process.name, "" if process.is_own else "dim")
+
+
+PANEL = Panel("processes", "GPU processes", draw, needs=("gpu",), ticks=True, order=25, selectable=True, keys=(("K", "end_process", "end it"),), help="Processes that hold GPU memory, as NVML tells them.")
