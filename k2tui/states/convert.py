@@ -163,11 +163,8 @@ def from_speculators(
             with safe_open(path, "pt") as fh:  # type: ignore[no-untyped-call]
                 meta = fh.metadata() or {}
                 ids, wide = fh.get_tensor("input_ids").reshape(-1), fh.get_tensor("hidden_states")
-                mask = (
-                    fh.get_tensor("loss_mask").reshape(-1)
-                    if "loss_mask" in fh.keys()
-                    else torch.ones_like(ids)
-                )
+                names = set(fh.keys())
+                mask = fh.get_tensor("loss_mask").reshape(-1) if "loss_mask" in names else torch.ones_like(ids)
         except Exception as err:
             raise K2Error(
                 f"{path}: {type(err).__name__}: {str(err)[:120]}",

@@ -133,10 +133,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def loss_rows(loss_mask: np.ndarray) -> np.ndarray:
-    """bool [T]: rows whose last hidden state a draft's loss can read (mask at t, or at t + 1, which row t predicts)."""
+    """bool [T]: rows whose last hidden state a draft's loss can read: mask at t, t - 1 or t + 1.
+
+    Row u teaches the guess of token u + 1; the known mask rules ask for mask[u] (speculators) or mask[u - 1] (SpecForge), and
+    row u = the last prompt token decides the first token of the answer.
+    """
     mask = np.asarray(loss_mask, dtype=bool)
     need = mask.copy()
     need[:-1] |= mask[1:]
+    need[1:] |= mask[:-1]
     return need
 
 

@@ -155,8 +155,8 @@ class StatesWriter:
 
     # ---- the producer's side
 
-    def begin(self, index: int, length: int, loss_mask: np.ndarray) -> Slot:
-        """Reserve room for one sample of `length` tokens. loss_mask: 0/1 [T], written at once."""
+    def begin(self, index: int, length: int, loss_mask: np.ndarray, patience_s: float | None = 20.0) -> Slot:
+        """Reserve room for one sample of `length` tokens. loss_mask: 0/1 [T], written at once. patience_s: as in `put`."""
         man = self.manifest
         if len(loss_mask) != length or length <= 0:
             raise K2Error(f"sample {index}: loss mask of {len(loss_mask)} for {length} tokens")
@@ -198,7 +198,7 @@ class StatesWriter:
             slot = Slot(index, length, shard, parts, self._next_thread, time.monotonic(), last_need=need)
             shard.slots.add(slot)
             self._next_thread = (self._next_thread + 1) % len(self._queues)
-        self.put(slot, "loss_mask", 0, np.ascontiguousarray(loss_mask, dtype=np.uint8), patience_s=None)
+        self.put(slot, "loss_mask", 0, np.ascontiguousarray(loss_mask, dtype=np.uint8), patience_s=patience_s)
         return slot
 
     def put(
