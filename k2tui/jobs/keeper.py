@@ -101,7 +101,6 @@ class Keeper:
         self._next_usage = 0.0
         self._own_peak_b = 0
         self._waiting_for: str | None = None
-        self._waiting_since = 0.0
 
     # ---- signals and sleeping
 
@@ -153,7 +152,6 @@ class Keeper:
     def wait_for(self, what: str) -> None:
         if what != self._waiting_for:
             self._waiting_for = what
-            self._waiting_since = time.time()
             self.journal.add("waiting", **{"for": what})
 
     def wait_for_predecessors(self) -> tuple[JobState, str] | None:

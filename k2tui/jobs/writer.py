@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ class Journal:
 
     def add(self, name: str, **facts: Any) -> bool:
         """Append one event; True when it lies in the file, False when it waits for room (see `flush`)."""
-        event = {"t": round(time.time(), 3), "m": round(procs.since_boot_s(), 3), "e": name, **facts}
+        event = {"t": round(procs.wall_s(), 3), "m": round(procs.since_boot_s(), 3), "e": name, **facts}
         self._waiting.append(json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
         return self.flush()
 
