@@ -321,7 +321,9 @@ def _from_finding(finding: Finding, collector: Collector, facts: Facts) -> Verdi
         phase = (
             Phase.GRAPH_CAPTURE
         )  # after the pool come the first forward passes, and those are the capture's
-    if cause in ("gpu_oom_capture", "kv_pool_too_small", "gpu_oom_train") or info.group in (
+    if cause == "kv_pool_too_small" and phase is Phase.SERVING:
+        pass  # requests outgrew the pool
+    elif cause in ("gpu_oom_capture", "kv_pool_too_small", "gpu_oom_train") or info.group in (
         "G22",
         "G27",
         "G28",
@@ -330,7 +332,8 @@ def _from_finding(finding: Finding, collector: Collector, facts: Facts) -> Verdi
     if cause == "warmup_failed" or info.group in ("G25", "G26"):
         phase = info.phase
     if info.group == "G24":
-        phase = facts.phase if facts.phase in _CLIENTS else info.phase
+        prepares = any("prepare" in f or "hidden_states" in f or "extract" in f for f in finding.files)
+        phase = facts.phase if facts.phase in _CLIENTS else Phase.EXTRACT if prepares else info.phase
     if cause == "draft_context_mismatch" and "ssert" in finding.line.text:
         phase = Phase.SERVING
     if cause == "gpu_oom_capture" and (seen is Phase.SERVING or stage_of(finding) is Phase.SERVING):
@@ -533,6 +536,8 @@ def _serving_hang(facts: Facts) -> Verdict | None:
         else (newest.num_queue_reqs if newest else None)
     )
     quiet = facts.silence_s or 0.0
+    if newest is not None and facts.health_ok_s is not None and facts.health_ok_s > newest.at_s:
+        quiet = max(quiet, facts.health_ok_s - newest.at_s)  # probes are answered, no batch is worked on
     if facts.alive is False or quiet < 120.0:
         return None
     if not (
@@ -594,6 +599,8 @@ def stall_after_s(facts: Facts) -> float:
     if facts.stall_s > 0:
         return facts.stall_s
     least = MIN_STALL_S.get(facts.phase, 600.0)
+    if facts.compile_line is not None and facts.bar_kind != "jit":
+        return 1800.0  # DeepGEMM says itself that it takes 10 to 20 minutes
     if facts.cpu_pct is not None and facts.cpu_pct < 5 and not facts.gpu_util:
         least = min(least, 120.0)  # neither the CPU nor a GPU does anything
     if facts.phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD, Phase.GRAPH_CAPTURE, *_CLIENTS):
@@ -643,7 +650,7 @@ def _silence(collector: Collector, facts: Facts) -> Verdict:
             proof = facts.milestone_line
         proof = facts.metrics_line or proof
         return Verdict(
-            State.LOADING, "healthy_slow_jit" if facts.bar_kind == "jit" else "healthy", proof, None, 0.85
+            State.LOADING, "healthy_slow_jit" if facts.bar_kind == "jit" or facts.compile_line else "healthy", proof, None, 0.85
         )
     if reading or moving:
         what = "it still reads" if reading else "GPU memory still moves"
@@ -657,7 +664,8 @@ def _silence(collector: Collector, facts: Facts) -> Verdict:
         )
     cause = _stall_cause(collector, facts)
     sentence = f"{advice_for(cause)} (silent for {quiet:.0f} s; this load's own limit is {limit:.0f} s)"
-    return Verdict(State.STALLED, cause, proof, None, 0.8, remedy_for(cause), sentence)
+    phase = Phase.AFTER_LOAD if cause == "after_load_hang" and facts.phase is Phase.WEIGHT_LOAD else None
+    return Verdict(State.STALLED, cause, proof, phase, 0.8, remedy_for(cause), sentence)
 
 
 def _stall_cause(collector: Collector, facts: Facts) -> str:
@@ -672,6 +680,8 @@ def _stall_cause(collector: Collector, facts: Facts) -> str:
         ):
             return "p2p_iommu_hang"
         return "dist_init_hang"
+    if facts.phase is Phase.WEIGHT_LOAD and facts.target is not None and facts.target.done >= facts.target.total:
+        return "after_load_hang"
     if facts.phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD, Phase.BOOT):
         return "load_stall_unknown"
     if facts.phase is Phase.GRAPH_CAPTURE:

@@ -56,6 +56,8 @@ class Facts:
     draft: ShardCount | None = None
     bar_kind: str = ""
     bar_line: Line | None = None
+    compile_line: Line | None = None  # the newest line, when it says that kernels are being compiled
+    health_ok_s: float | None = None  # log time of the newest /health answered with 200
     bar_done: int | None = None
     bar_total: int | None = None
     gaps_s: tuple[float, ...] = ()
@@ -180,8 +182,8 @@ def _rules() -> tuple[Rule, ...]:
         # G04
         r("p2p_unsupported", "peer access is not supported"),
         r("p2p_unsupported", "cudaErrorPeerAccessUnsupported"),
-        r("custom_allreduce_failed", "invalid argument", r"(?:[Cc][Uu][Dd][Aa]\w*|HIP) error.{0,200}invalid argument"),
-        r("custom_allreduce_failed", "custom_all_reduce", r"(?:Failed|failed|error).*custom_all_reduce|custom_all_reduce\.cuh?:\d+.*(?:error|fail|invalid)", WEAK),
+        r("custom_allreduce_failed", "invalid argument", r"(?:[Cc][Uu][Dd][Aa]\w*|HIP) error.{0,200}invalid argument|^\s*RuntimeError: invalid argument"),
+        r("custom_allreduce_failed", "custom_all_reduce", r"(?:Failed|failed|error).*custom_all_reduce|custom_all_reduce\.cuh?:\d+", WEAK),
         # G06
         r("rank_desync_timeout", "Watchdog caught collective operation timeout"),
         r("rank_desync_timeout", "monitoredBarrier", "", WEAK),
@@ -195,13 +197,15 @@ def _rules() -> tuple[Rule, ...]:
         r("kv_pool_too_small", "No available memory for the cache blocks"),
         r("kv_pool_too_small", "is larger than the available KV cache memory"),
         r("kv_pool_too_small", "larger than the maximum number of tokens that can be stored in KV cache"),
+        r("kv_pool_too_small", "out of memory. Try to lower your batch size", r"(?:Prefill|Decode) out of memory", WEAK),
         r("req_slots_exhausted", "alloc_req_slots runs out of memory"),
         # G09 / G10
         r("gpu_oom_weights", "out of memory", r"CUDA out of memory|OutOfMemoryError|HIP out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|NPU out of memory"),
         r("gpu_mem_unbalanced", "memory capacity is unbalanced"),
         r("gpu_mem_held", "Free memory on device", r"on startup is less"),
         # G11
-        r("host_oom_kill", "exit", r"(?:[Ee]xit ?code:? ?|exit code |exitcode: ?)-9\b", WEAK),
+        r("host_oom_kill", "xit code", r"[Ee]xit code:? ?-9\b", WEAK),
+        r("host_oom_kill", "xitcode", r"[Ee]xitcode: ?-9\b", WEAK),
         r("host_oom_kill", "died during initialization", r"exit code: -9", WEAK),
         r("host_oom_kill", "Signal 9 (SIGKILL)", "", WEAK),
         r("host_oom_kill", "SIGKILL", r"(?:signal|Signal|killed by|Killed by|exitcode -?9|due to).*SIGKILL|SIGKILL.*(?:received|signal)", WEAK, unless=r"[Ss]ending|escalat"),
@@ -503,7 +507,8 @@ class Collector:
                         group.append(self._finding(rule.root_cause, line, rule.strength, phase, round_))
         if "Error" in body or "Exception" in body or "Exit" in body:
             self._note_exception(body, line, phase, round_)
-        self._near.append(text if len(text) <= 400 else text[:400])
+        if line.body:
+            self._near.append(text if len(text) <= 400 else text[:400])
 
     def _note_exception(self, body: str, line: Line, phase: Phase, round_: int) -> None:
         match = _EXCEPTION.match(body)
@@ -585,7 +590,7 @@ def stage_of(finding: Finding) -> Phase | None:
     names = [f for f in finding.frames if f]
     if any(_FRAME_PHASE[0][0].match(n) for n in names):
         return Phase.SERVING
-    if finding.in_draft and any(n == "__init__" for n in names):
+    if finding.in_draft and any(n in ("__init__", "load_model", "init_device_graphs", "init_cuda_graphs") for n in names):
         return Phase.DRAFT_LOAD
     for name in reversed(names):
         for pattern, phase in _FRAME_PHASE[1:]:

@@ -30,7 +30,7 @@ from k2tui.core.events import (
     Stopping,
 )
 from k2tui.core.load import DecodeBatch, LoadView, Phase, PhaseSpan, ShardCount, State
-from k2tui.core.loadlines import Line, LineCutter, LineReader, clean
+from k2tui.core.loadlines import Line, LineCutter, LineReader, clean, parse
 
 Parser = Callable[[str], Event | None]
 
@@ -128,6 +128,8 @@ class _Start:
         self.rank_loads: dict[str, int] = {}
         self.rank_ends: dict[str, int] = {}
         self.milestone: tuple[Phase, str, int, str] | None = None
+        self.compile_line: Line | None = None
+        self.health_ok_s: float | None = None
         self.metrics_line: Line | None = None
         self.milestone_line: Line | None = None  # the first rank that reached it
         self.ranks: set[str] = set()
@@ -154,6 +156,7 @@ class _Start:
         self.heartbeat_line: Line | None = None
         self.first_heartbeat_s: float | None = None
         self.last_line: Line | None = None
+        self.skipped: tuple[int, bytes] | None = None
         self.bad_status: int = 0
         self.served_engine = ""
         self.drafting = False
@@ -204,17 +207,26 @@ class _Lane:
     def is_serving(self) -> bool:
         return self._start.phase is Phase.SERVING
 
-    def skipped_batch(self) -> None:
-        self._start.decode_count += 1
+    def skipped(self, no: int, piece: bytes) -> None:
+        """A plain line was passed over: it is the newest one all the same."""
+        self._start.skipped = (no, piece)
 
     def evidence(self, evidence: Evidence) -> None:
         self._evidence = evidence
 
-    def take(self, line: Line) -> None:
+    def take(self, line: Line, *, is_plain: bool = False) -> None:
+        """is_plain: a batch or health line out of thousands, of which only the newest were kept."""
         if line.wrap_s is not None:
             line = self._timed(line)
         start = self._start
-        start.last_line = line
+        if is_plain:
+            event = self._parse(line, "")
+            if event is not None:
+                if line.at_s is not None:
+                    self._log_s = start.last_s = line.at_s
+                self._apply(event, line)
+            return
+        start.last_line, start.skipped = line, None
         if line.at_s is not None:
             self._log_s = line.at_s
             start.last_s = line.at_s
@@ -229,7 +241,11 @@ class _Lane:
                 self._engine = found
         event = self._parse(line, found)
         if event is not None:
+            if start.compile_line is not None and isinstance(event, PhaseEdge | ReadyLine | Listening):
+                start.compile_line = None
             self._apply(event, line)
+            if isinstance(event, PhaseEdge) and _COMPILES.search(line.body):
+                self._start.compile_line = line
         self._collector.note(line, self._start.phase, self._start.round, self._engine)
 
     def _timed(self, line: Line) -> Line:
@@ -304,6 +320,8 @@ class _Lane:
             case BindFailed():
                 start.bind_failed = start.bind_failed or line
             case Answered():
+                if event.path.startswith("/health") and event.status == 200 and line.at_s is not None:
+                    start.health_ok_s = line.at_s
                 if event.status < 400 and event.path in _REQUEST_PATHS:
                     start.answered = True
                 elif event.status >= 500:
@@ -509,7 +527,7 @@ class _Lane:
     def _on_bar(self, event: Bar, line: Line) -> None:
         start = self._start
         kind = event.kind
-        if kind in ("work", "jit") and start.phase is Phase.GRAPH_CAPTURE:
+        if kind == "work" and start.phase is Phase.GRAPH_CAPTURE:
             kind = "capture"
         elif kind == "work" and start.phase in _CLIENT_PHASES:
             kind = start.phase.value
@@ -618,7 +636,7 @@ class _Lane:
         elif start.decodes and batch.accept_length is None and self._engine == "vllm":
             batch = replace(batch, accept_length=start.decodes[-1][0].accept_length)
         start.decodes.append((batch, event.accept_rate, event.drafted_to, line))
-        start.decode_count += 1
+        start.decode_count = min(start.decode_count + 1, 16)
         if start.phase in (Phase.HTTP, Phase.WARMUP) and not start.ready_line:
             self._enter(Phase.WARMUP, line)
         elif not start.phase_seen:
@@ -762,6 +780,10 @@ class _Lane:
             return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{start.args.port}"
         return ""
 
+    def _newest_line(self) -> Line | None:
+        skipped = self._start.skipped
+        return parse(skipped[0], clean(skipped[1].decode("utf-8", "replace"))) if skipped else self._start.last_line
+
     def _facts(self, silence_s: float | None, log_now: float | None) -> Facts:
         start, seen = self._start, self._evidence
         decodes = [(d[0], d[1], d[2], d[3]) for d in start.decodes]
@@ -783,11 +805,13 @@ class _Lane:
             bar_elapsed_s=start.bar.elapsed_s if start.bar else None,
             work_line=start.work_line,
             metrics_line=start.metrics_line,
+            compile_line=start.compile_line,
+            health_ok_s=start.health_ok_s,
             milestone_line=start.milestone_line
             if start.work_line and start.milestone and not start.bar
             else None,
             load_end_line=start.load_end_line,
-            last_line=start.last_line,
+            last_line=self._newest_line(),
             ready_line=start.ready_line,
             answered=start.answered,
             bind_failed=start.bind_failed,
@@ -875,29 +899,33 @@ class LoadTracker:
         for lane in self._lanes.values():
             lane.arrived(now_s)
         alone = len(self._lanes) == 1
-        held: deque[tuple[int, bytes]] = deque(maxlen=16)
+        batches: deque[tuple[int, bytes]] = deque(maxlen=16)
+        health: list[tuple[int, bytes]] = []
         for no, piece in self._cutter.feed(data):
             # a serving log is nearly all batch lines and access lines: the newest few say everything
             if alone and self._lane.is_serving:
                 if b" batch" in piece and _PLAIN_BATCH.search(piece):
-                    held.append((no, piece))
-                    self._lane.skipped_batch()
+                    batches.append((no, piece))
+                    self._lane.skipped(no, piece)
                     continue
-                if _PLAIN_ACCESS.search(piece):
+                if b"HTTP/1.1" in piece and _PLAIN_ACCESS.search(piece):
+                    if b"GET /health" in piece:
+                        health = [(no, piece)]
+                    self._lane.skipped(no, piece)
                     continue
-            if held:
-                self._take_held(held)
+            if batches or health:
+                self._take_plain(batches, health)
             for line in self._reader.read(no, piece):
                 self._take(line, now_s)
             alone = len(self._lanes) == 1
-        if held:
-            self._take_held(held)
+        self._take_plain(batches, health)
 
-    def _take_held(self, held: deque[tuple[int, bytes]]) -> None:
-        for no, piece in held:
+    def _take_plain(self, batches: deque[tuple[int, bytes]], health: list[tuple[int, bytes]]) -> None:
+        for no, piece in sorted((*batches, *health)):
             for line in self._reader.read(no, piece):
-                self._lane.take(line)
-        held.clear()
+                self._lane.take(line, is_plain=True)
+        batches.clear()
+        health.clear()
 
     def feed_lines(self, lines: list[Line], now_s: float) -> None:
         """Lines that were cut and ordered by somebody else (a newest-first export turned round)."""
@@ -1014,6 +1042,7 @@ class LoadTracker:
 
 
 _LOGGED_STEP = re.compile(r"\bstep[=: ]+\d+\b.{0,200}\bt?\w*loss[=: ]+[\d.]+")
+_COMPILES = re.compile(r"DeepGEMM JIT|torch\.compile|[Cc]ompiling a graph|Dynamo bytecode|autotune with|JIT Pre-Compile")
 _DOWNLOAD = re.compile(r"-of-0*(\d{1,6})\.(?:safetensors|bin|pt)")
 _REPLICA = re.compile(r"[-_]\d+$|/")
 _MAX_LANES = 16
