@@ -18,7 +18,9 @@ from k2tui.errors import K2Error, UsageError
 from k2tui.jobs.report import report_progress, report_result
 from k2tui.states.layout import Manifest, set_bytes
 
-LOSS_MASK_RULE = "assistant tokens of the data file's loss_mask; `last` kept where mask[t-1], mask[t] or mask[t+1]"
+LOSS_MASK_RULE = (
+    "assistant tokens of the data file's loss_mask; `last` kept where mask[t-1], mask[t] or mask[t+1]"
+)
 
 
 class Plan(NamedTuple):

@@ -60,6 +60,25 @@ def usual_boundaries(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(1, num_layers - 1), num_layers // 2, num_layers - 1}))
 
 
+def wanted_boundaries(num_layers: int, text: str | None) -> tuple[int, ...]:
+    """What a capture server captures. text: K2TUI_CAPTURE_BOUNDARIES ("2,30,58"); without it SGLang's default set and the
+    set one layer later: the two that a draft may have been trained on, so that the proof with a draft can tell them apart.
+    """
+    if text:
+        try:
+            found = tuple(sorted({int(n) for n in re.split(r"[,\s/]+", text.strip()) if n}))
+        except ValueError:
+            raise K2Error(f"K2TUI_CAPTURE_BOUNDARIES={text!r}", "give layer numbers: 2,30,58")
+    else:
+        found = tuple(sorted({b for n in usual_boundaries(num_layers) for b in (n, n + 1) if b < num_layers}))
+    if not found or not (found[0] >= 0 and found[-1] < num_layers):
+        raise K2Error(
+            f"boundaries {list(found)}: this model has 0..{num_layers - 1}",
+            "set K2TUI_CAPTURE_BOUNDARIES anew",
+        )
+    return found
+
+
 def to_boundaries(ids: Sequence[int] | None, num_layers: int, rule: Rule) -> tuple[int, ...]:
     """Ids as configured -> physical boundaries, in ascending order (the order in which states are concatenated).
 

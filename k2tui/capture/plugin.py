@@ -210,22 +210,6 @@ def _after_http(result: Any, *args: Any, **kwargs: Any) -> None:
 # ---- the scheduler's side
 
 
-def wanted_boundaries(num_layers: int, text: str | None) -> tuple[int, ...]:
-    """K2TUI_CAPTURE_BOUNDARIES ("2,30,58"), or SGLang's default set and the set one layer later: the two that a draft may
-    have been trained on, so that the check with an existing draft can tell them apart."""
-    if text:
-        found = tuple(sorted({int(n) for n in re.split(r"[,\s]+", text.strip()) if n}))
-    else:
-        base = layer_ids.usual_boundaries(num_layers)
-        found = tuple(sorted({b for n in base for b in (n, n + 1) if b < num_layers}))
-    bad = [b for b in found if not 0 <= b < num_layers]
-    if bad or not found:
-        raise RuntimeError(
-            f"k2tui capture: {BOUNDARIES_ENV}={text!r}: boundaries are 0..{num_layers - 1} for this model"
-        )
-    return found
-
-
 def _inner(model: Any) -> Any:
     """The module that owns `layers_to_capture`, below wrappers such as language_model."""
     seen = model
@@ -303,7 +287,7 @@ class Capturer:
         text = getattr(config, "hf_text_config", None) or config.hf_config
         layers = int(getattr(text, "num_hidden_layers", 0) or config.num_hidden_layers)
         self.hidden_size = int(getattr(text, "hidden_size", 0) or config.hidden_size)
-        self.boundaries = wanted_boundaries(layers, os.environ.get(BOUNDARIES_ENV))
+        self.boundaries = layer_ids.wanted_boundaries(layers, os.environ.get(BOUNDARIES_ENV))
         set_boundaries(runner.model, self.boundaries)
         self.sink: Any = None
         self.patience_s = float(os.environ.get(PATIENCE_ENV, "20"))
