@@ -21,9 +21,11 @@ Failed requests give no latency and no tokens; they are counted by class.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import sub
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import add, mul, sub
 
 from k2tui.core.stats import Estimate, block_bootstrap, mean, mean_interval, quantile, quantile_interval
 
@@ -127,47 +129,66 @@ class Metric:
     n: int = 0
 
 
-def inter_token_gaps(record: RequestRecord, out: array[float], chunks: array[float]) -> None:
-    """Append the request's ITL samples (one a token) to `out` and its chunk gaps to `chunks`, both in ms."""
+def inter_token_gaps(record: RequestRecord, out: array[int], chunks: array[int]) -> None:
+    """Append the request's ITL samples (one a token) to `out` and its chunk gaps to `chunks`, both in ns."""
     stamps, tokens = record.stamps_ns, record.tokens
     if len(stamps) < 2:
         return
-    gaps = array("d", map(sub, stamps[1:], stamps[:-1]))
-    scaled = array("d", [g / 1e6 for g in gaps])
-    chunks.extend(scaled)
+    gaps = array("q", map(sub, stamps[1:], stamps[:-1]))
+    chunks.extend(gaps)
     if record.output_tokens == len(stamps):
-        out.extend(scaled)
+        out.extend(gaps)
         return
-    carry = 0.0
-    for gap, n in zip(scaled, tokens[1:], strict=False):
+    carry = 0
+    for gap, n in zip(gaps, tokens[1:], strict=False):
         if n <= 0:
             carry += gap  # an event without a token of its own: its time belongs to the next token
             continue
-        share = (gap + carry) / n
-        carry = 0.0
+        share = (gap + carry) // n
+        carry = 0
         if n == 1:
             out.append(share)
         else:
             out.extend([share] * n)
 
 
-def _spread(name: str, values: Sequence[float], unit: str) -> list[Metric]:
-    """mean, std and quantiles of one distribution; p50 and p99 with their intervals."""
+def _spread(name: str, values: Sequence[float], unit: str, scale: float = 1.0) -> list[Metric]:
+    """mean, std and quantiles of one distribution, divided by `scale`; p50 and p99 with their intervals."""
     ordered = sorted(values)
     if not ordered:
         return []
     n = len(ordered)
-    m = mean(ordered)
-    sd = (sum((v - m) ** 2 for v in ordered) / n) ** 0.5
+    m = sum(ordered) / n
+    sd = max(sum(map(mul, ordered, ordered)) / n - m * m, 0.0) ** 0.5
     full = f"{name}.{VERSION}"
-    found = [Metric(full, "mean", m, unit, n=n), Metric(full, "std", sd, unit, n=n)]
+    found = [Metric(full, "mean", m / scale, unit, n=n), Metric(full, "std", sd / scale, unit, n=n)]
     for stat, q in (("p50", 0.5), ("p99", 0.99)):
         est: Estimate = quantile_interval(ordered, q)
-        found.append(Metric(full, stat, est.value, unit, est.lo, est.hi, n))
+        lo = None if est.lo is None else est.lo / scale
+        hi = None if est.hi is None else est.hi / scale
+        found.append(Metric(full, stat, est.value / scale, unit, lo, hi, n))
     for stat, q in (("p90", 0.9), ("p95", 0.95)):
-        found.append(Metric(full, stat, quantile(ordered, q), unit, n=n))
-    found.append(Metric(full, "max", ordered[-1], unit, n=n))
+        found.append(Metric(full, stat, quantile(ordered, q) / scale, unit, n=n))
+    found.append(Metric(full, "max", ordered[-1] / scale, unit, n=n))
     return found
+
+
+def tokens_until(record: RequestRecord, times_ns: Sequence[int]) -> list[int]:
+    """Tokens with a stamp before each of the (ascending) times."""
+    stamps = record.stamps_ns
+    at = [bisect_left(stamps, t) for t in times_ns]
+    if record.output_tokens == len(stamps):
+        return at
+    before = [0, *accumulate(record.tokens)]
+    return [before[i] for i in at]
+
+
+def tokens_between(records: Iterable[RequestRecord], edges_ns: Sequence[int]) -> list[int]:
+    """Tokens of all requests in each stretch [edge k, edge k+1)."""
+    total = [0] * len(edges_ns)
+    for r in records:
+        total = list(map(add, total, tokens_until(r, edges_ns)))
+    return list(map(sub, total[1:], total[:-1]))
 
 
 def steady_window(records: Iterable[RequestRecord], concurrency: int) -> tuple[int, int]:
@@ -203,14 +224,11 @@ def steady_window(records: Iterable[RequestRecord], concurrency: int) -> tuple[i
     return best
 
 
-def peak_tokens_per_s(records: Iterable[RequestRecord]) -> float:
-    """Most tokens in any whole second from the start, by token stamps."""
-    buckets: dict[int, int] = {}
-    for r in records:
-        if r.is_ok:
-            for t, n in zip(r.stamps_ns, r.tokens, strict=False):
-                buckets[t // 1_000_000_000] = buckets.get(t // 1_000_000_000, 0) + n
-    return float(max(buckets.values(), default=0))
+def peak_tokens_per_s(records: Sequence[RequestRecord]) -> float:
+    """Most tokens in any whole second from the run's start, by token stamps."""
+    end = max((r.t_last_ns for r in records), default=0)
+    edges = [k * 1_000_000_000 for k in range(end // 1_000_000_000 + 2)]
+    return float(max(tokens_between(records, edges), default=0))
 
 
 def summarize(
@@ -257,11 +275,11 @@ def summarize(
     if concurrency:
         lo, hi = steady_window(ok, concurrency)
         if hi - lo > 200_000_000:
-            inside = sum(t for r in ok for s, t in zip(r.stamps_ns, r.tokens, strict=False) if lo <= s < hi)
+            inside = tokens_between(ok, (lo, hi))[0]
             one.append(("output_throughput_steady", inside / ((hi - lo) / 1e9), "tok/s"))
             one.append(("steady_window", (hi - lo) / 1e9, "s"))
-    itl: array[float] = array("d")
-    icl: array[float] = array("d")
+    itl: array[int] = array("q")
+    icl: array[int] = array("q")
     for r in ok:
         inter_token_gaps(r, itl, icl)
     events = sum(len(r.stamps_ns) for r in ok)
@@ -293,8 +311,14 @@ def summarize(
     found += _spread("ttft_sched", [(r.t_first_ns - r.t_sched_ns) / 1e6 for r in ok], "ms")
     found += _spread("queue", [max(r.t_send_ns - r.t_sched_ns, 0) / 1e6 for r in ok], "ms")
     found += _spread("tpot", tpot, "ms")
-    found += _spread("itl", itl, "ms")
-    found += _spread("icl", icl, "ms")
+    per_token = _spread("itl", itl, "ms", 1e6)
+    found += per_token
+    if len(itl) == len(icl) and out_tokens == events:
+        found += [
+            replace(m, name=f"icl.{VERSION}") for m in per_token
+        ]  # one token in every chunk: the same samples
+    else:
+        found += _spread("icl", icl, "ms", 1e6)
     found += _spread("e2e", [r.e2e_ns / 1e6 for r in ok], "ms")
     return found
 
@@ -305,12 +329,9 @@ def throughput_interval(ok: Sequence[RequestRecord], start: int, end: int) -> tu
     span = end - start
     if len(ok) < 50 or span < 1_000_000_000:
         return None
-    bins = [0] * 10
-    width = span / 10
-    for r in ok:
-        for t, n in zip(r.stamps_ns, r.tokens, strict=False):
-            bins[min(int((t - start) / width), 9)] += n
-    rates = [b / (width / 1e9) for b in bins]
+    edges = [start + span * k // 10 for k in range(11)]
+    edges[-1] += 1
+    rates = [b / (span / 1e10) for b in tokens_between(ok, edges)]
     est = mean_interval(rates)
     return None if est.lo is None or est.hi is None else (est.lo, est.hi)
 

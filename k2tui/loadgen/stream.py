@@ -1,13 +1,15 @@
 """Bytes of one streamed HTTP/1.1 answer -> token events of one request. Knows no socket, no clock and no file.
 
 Law: any slicing of the same bytes gives the same events (tests/bench/test_stream.py). The quick path at the top of
-`Exchange.receive` only skips work: it fires when the bytes are exactly one HTTP chunk that holds exactly one token event.
+`Exchange.receive` only skips work: it takes whole HTTP chunks that hold exactly one plain token event each.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
+from itertools import repeat
+from operator import sub
 from typing import Any
 
 from k2tui.core.bench_record import RequestRecord
@@ -17,6 +19,7 @@ MAX_HEADER = 65536
 MAX_BODY_KEPT = 65536  # of an answer that is not a stream (an error page): the rest is counted, not kept
 _COMPLETION = b'"completion_tokens":'
 _COMPLETION_LEN = len(_COMPLETION)
+_TEXT_KEYS = (b'"text":"', b'"content":"', b'"reasoning_content":"', b'"reasoning":"')
 
 
 class ProtocolError(Exception):
@@ -220,9 +223,9 @@ class Exchange:
     """One request in flight: its answer, stamps and what the server counted. Times are ns of one monotonic clock."""
 
     __slots__ = (
-        "_body_bytes", "_fast_null", "_fast_tokens", "_lens", "_overhead", "answer", "api", "asked", "cached",
-        "coalesced", "correct", "cumulative", "done", "done_mark", "error", "error_text", "finish", "histogram",
-        "ignore_eos", "index", "keep_text", "out_tokens", "output_ids", "prompt_tokens", "proposed", "session",
+        "_fast_null", "_fast_tokens", "_learn_at", "_lens", "_overhead", "_post", "_post_len", "_pre", "_pre_end", "answer",
+        "api", "asked", "cached", "coalesced", "correct", "cumulative", "done", "done_mark", "error", "error_text", "finish",
+        "histogram", "ignore_eos", "index", "keep_text", "out_tokens", "output_ids", "prompt_tokens", "proposed", "session",
         "stamps", "t_done", "t_first", "t_sched", "t_send", "text", "turn", "verify",
     )  # fmt: skip
 
@@ -254,6 +257,11 @@ class Exchange:
         self._overhead = -1  # payload bytes around the text
         self._fast_null = b""  # learned spelling of "finish_reason": null; b"" = not learned
         self._fast_tokens = False  # events carry completion_tokens
+        self._pre = self._post = (
+            b""  # bytes around the text of an event that was understood; b"" = not learned
+        )
+        self._pre_end = self._post_len = 0
+        self._learn_at = 0
         self.out_tokens: int | None = None
         self.prompt_tokens: int | None = None
         self.cached: int | None = None
@@ -270,48 +278,106 @@ class Exchange:
 
     def receive(self, data: bytes, stamp: int) -> bool:
         """Take the bytes of one read, whose last byte arrived at `stamp`. True when the answer is whole."""
-        null = self._fast_null
-        if null:
-            # exactly one HTTP chunk with exactly one token event?
-            n = len(data)
-            i = data.find(b"\r\n", 1, 12)
-            if (
-                i > 0
-                and data.startswith(b"data: ", i + 2)
-                and data.endswith(b"\n\n\r\n")
-                and data.find(b"\n", i + 2) == n - 4
-                and null in data
-                and b'"error"' not in data
-            ):
-                try:
-                    whole = int(data[:i], 16) == n - i - 4
-                    total = -1
-                    if self._fast_tokens:
-                        j = data.rfind(_COMPLETION) + _COMPLETION_LEN
-                        if j < _COMPLETION_LEN:
-                            whole = False
-                        else:
-                            total = int(data[j : data.find(b",", j)])
-                except ValueError:
-                    whole, total = False, -1
-                if whole and (total < 0 or total > self.cumulative[-1]):
-                    self.stamps.append(stamp)
-                    if total >= 0:
-                        self.cumulative.append(total)
-                    else:
+        if self._fast_null:
+            if self._post:
+                # the same bytes as an event that was understood, but for the text between two quotes?
+                i = data.find(b"\r\n", 1, 12)
+                n = len(data)
+                if (
+                    data.endswith(self._post)
+                    and data.startswith(self._pre, i + 2)
+                    and data.find(b'"', i + self._pre_end) == n - self._post_len
+                    and i > 0
+                ):
+                    try:
+                        whole = int(data[:i], 16) == n - i - 4
+                    except ValueError:
+                        whole = False
+                    if whole:
+                        self.stamps.append(stamp)
                         self._lens.append(n - i - 12)
-                    return False
-        return self._receive_slow(data, stamp)
+                        return False
+            fresh, pos = self._quick(data)
+            if pos == len(data):
+                if fresh == 1:
+                    self.stamps.append(stamp)
+                    if not self._fast_tokens and len(self.stamps) >= self._learn_at:
+                        self._learn_shape(data)
+                else:
+                    self._stamp(fresh, stamp)
+                return False
+            return self._receive_slow(data[pos:] if pos else data, stamp, fresh)
+        return self._receive_slow(data, stamp, 0)
 
-    def _receive_slow(self, data: bytes, stamp: int) -> bool:
+    def _learn_shape(self, chunk: bytes) -> None:
+        """Remember one plain token event (a whole HTTP chunk) around its text. Learned anew, at most every eighth event,
+        when a server changes something on the way (SGLang stamps `created` anew every second)."""
+        self._learn_at = len(self.stamps) + 8
+        self._post = b""
+        i = chunk.find(b"\r\n") + 2
+        for key in _TEXT_KEYS:
+            start = chunk.find(key, i)
+            if start < 0:
+                continue
+            start += len(key)
+            end = chunk.find(b'"', start)
+            if end <= start or chunk[end - 1] == 92 or b"\n" in chunk[start:end]:
+                continue  # empty, or a backslash: where the text ends is not plain
+            self._pre, self._post = chunk[i:start], chunk[end:]
+            self._pre_end = 2 + start - i
+            self._post_len = len(chunk) - end
+            return
+
+    def _quick(self, data: bytes) -> tuple[int, int]:
+        """(token events, bytes) at the front of `data` that are whole HTTP chunks of exactly one token event each."""
+        null = self._fast_null
+        find = data.find
+        n = len(data)
+        pos = fresh = 0
+        while pos < n:
+            i = find(b"\r\n", pos + 1, pos + 12)
+            if i < 0:
+                break
+            try:
+                end = i + 2 + int(data[pos:i], 16)
+            except ValueError:
+                break
+            # "data: ...\n\n" and nothing more, a plain token event, no error; a line end elsewhere would be another line
+            if (
+                end + 2 > n
+                or not data.startswith(b"data: ", i + 2)
+                or find(b"\n", i + 2) != end - 2
+                or not data.startswith(b"\n\n\r\n", end - 2)
+                or find(null, i, end) < 0
+                or find(b'"error"', i, end) >= 0
+            ):
+                break
+            if self._fast_tokens:
+                j = data.rfind(_COMPLETION, i, end) + _COMPLETION_LEN
+                try:
+                    total = int(data[j : find(b",", j, end)]) if j > _COMPLETION_LEN else -1
+                except ValueError:
+                    break
+                if total <= self.cumulative[-1]:
+                    break
+                self.cumulative.append(total)
+            else:
+                self._lens.append(end - i - 10)
+            fresh += 1
+            pos = end + 2
+        return fresh, pos
+
+    def _receive_slow(self, data: bytes, stamp: int, fresh: int) -> bool:
+        """The full parser. fresh: token events of the same read that the quick path took already."""
         answer = self.answer
         self._fast_null_off()
         try:
             payloads = answer.feed(data)
         except ProtocolError as err:
+            if fresh:
+                self._stamp(fresh, stamp)
             self.fail("protocol", str(err))
             return True
-        fresh = 0
         last: bytes = b""
         for payload in payloads:
             if self._event(payload):
@@ -329,7 +395,7 @@ class Exchange:
         return False
 
     def _fast_null_off(self) -> None:
-        self._fast_null = b""
+        self._fast_null = self._post = b""
 
     def _learn(self, payload: bytes) -> None:
         """Let the quick path take over while the stream looks like this token event."""
@@ -445,10 +511,13 @@ class Exchange:
             size = len(json.dumps(text)) - 2
             if self.keep_text:
                 self.text += text
-        # an event without text may still hold a token (half a character, a special token): the server's running count
-        # says so; before the first text it is the role chunk
-        if not held and (total is None or not self.cumulative or not 0 <= self.cumulative[-1] < total):
-            return False
+        # after the first text an open event without text may still hold a token (half a character, a special token): it
+        # counts, as on the quick path, unless the server's running count says otherwise; before, it is the role chunk
+        if not held:
+            if choice.get("finish_reason") or not self.cumulative:
+                return False
+            if total is not None and total <= self.cumulative[-1]:
+                return False
         if total is not None and not usage_is_final(event):
             self.cumulative.append(int(total))
             return True
@@ -532,7 +601,7 @@ class Exchange:
 
     def record(self, t0: int) -> RequestRecord:
         """The measured request, times counted from t0."""
-        stamps = array("q", [t - t0 for t in self.stamps])
+        stamps = array("q", map(sub, self.stamps, repeat(t0)))
         total = self.total_tokens
         tokens, spread = self._tokens(total)
         return RequestRecord(

@@ -50,7 +50,14 @@ def measure(url: str, tmp_path: Path, *extra: str) -> tuple[Any, dict[str, float
     ],
 )
 def test_what_counts_as_a_success(
-    mock: Any, tmp_path: Path, capsys: Any, api: str, settings: dict[str, int], completed: int, classes: dict[str, int], engine: str
+    mock: Any,
+    tmp_path: Path,
+    capsys: Any,
+    api: str,
+    settings: dict[str, int],
+    completed: int,
+    classes: dict[str, int],
+    engine: str,
 ) -> None:
     mock.configure(**FAST, **settings)
     row, errors = measure(mock.url, tmp_path, "--api", api, "--engine", engine)
@@ -64,7 +71,9 @@ def test_what_counts_as_a_success(
 
 @pytest.mark.parametrize("api", ["generate", "chat", "completions"])
 @pytest.mark.parametrize("usage", [{}, {"no_usage": 1}])
-def test_several_tokens_in_a_chunk(mock: Any, tmp_path: Path, capsys: Any, api: str, usage: dict[str, int]) -> None:
+def test_several_tokens_in_a_chunk(
+    mock: Any, tmp_path: Path, capsys: Any, api: str, usage: dict[str, int]
+) -> None:
     mock.configure(ttft_us=4000, itl_us=5000, spec="1,4,2,3", **usage)
     row, _ = measure(mock.url, tmp_path, "--api", api, "--usage-each", "off")
     truth = mock.truth()
@@ -112,12 +121,23 @@ def test_silent_stream_ends_as_idle_timeout(mock: Any, tmp_path: Path, capsys: A
 @pytest.mark.skipif(sys.platform != "linux", reason="kernel stamps")
 def test_open_loop_meets_the_rate_and_shows_the_wait(mock: Any, tmp_path: Path, capsys: Any) -> None:
     mock.configure(ttft_us=2000, itl_us=1000)
-    row, _ = measure(mock.url, tmp_path, "--request-rate", "100", "--num-prompts", "150", "--random-output-len", "2")
+    row, _ = measure(
+        mock.url, tmp_path, "--request-rate", "100", "--num-prompts", "150", "--random-output-len", "2"
+    )
     assert row.achieved == pytest.approx(1.0, abs=0.02)
     # 4 slots of 100 ms serve 40/s; 80/s come in: the last waits about as long as half the run
     mock.configure(ttft_us=50000, itl_us=50000)
     row, _ = measure(
-        mock.url, tmp_path, "--request-rate", "80", "--max-concurrency", "4", "--num-prompts", "80", "--random-output-len", "2"
+        mock.url,
+        tmp_path,
+        "--request-rate",
+        "80",
+        "--max-concurrency",
+        "4",
+        "--num-prompts",
+        "80",
+        "--random-output-len",
+        "2",
     )
     assert row.ttft_p50_ms < 100
     assert row.ttft_sched_p99_ms > 700

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from array import array
 
@@ -31,20 +32,32 @@ def generate(total: int, finish: object = None) -> dict[str, object]:
     return {
         "text": "w " * total,
         "output_ids": [7] * total,
-        "meta_info": {"id": "a", "finish_reason": finish, "prompt_tokens": 5, "completion_tokens": total, "cached_tokens": 2},
+        "meta_info": {
+            "id": "a",
+            "finish_reason": finish,
+            "prompt_tokens": 5,
+            "completion_tokens": total,
+            "cached_tokens": 2,
+        },
     }
 
 
-def openai_stream(texts: list[str], *, eol: bytes = b"\n", compact: bool = True, usage: bool = True, each: bool = False) -> bytes:
+def openai_stream(
+    texts: list[str], *, eol: bytes = b"\n", compact: bool = True, usage: bool = True, each: bool = False
+) -> bytes:
     out = HEAD
     total = 0
     for t in texts:
         total += 1
-        more: dict[str, object] = {"usage": {"prompt_tokens": 3, "completion_tokens": total, "x": 0}} if each else {"usage": None}
+        more: dict[str, object] = (
+            {"usage": {"prompt_tokens": 3, "completion_tokens": total, "x": 0}} if each else {"usage": None}
+        )
         out += chunk(event(completion(t, **more), eol, compact))
     out += chunk(event(completion("", "length"), eol, compact))
     if usage:
-        out += chunk(event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": total}}, eol, compact))
+        out += chunk(
+            event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": total}}, eol, compact)
+        )
     return out + chunk(b"data: [DONE]" + eol + eol) + b"0\r\n\r\n"
 
 
@@ -53,22 +66,40 @@ def feed(data: bytes, cuts: list[int], api: str = "completions", asked: int = 8)
     ex = Exchange(0, api, asked)
     edges = sorted({c % (len(data) + 1) for c in cuts} | {0, len(data)})
     done = False
-    for n, (a, b) in enumerate(zip(edges, edges[1:], strict=False), 1):
+    for n, (a, b) in enumerate(itertools.pairwise(edges), 1):
         assert not done
         done = ex.receive(data[a:b], n * 1000)
     return ex
 
 
-words = st.lists(st.sampled_from(["a", " tok", "ä", "\n\n", '"error"', "data: x", '"finish_reason":null', "0\r\n\r\n", "\\"]), min_size=1, max_size=12)
+words = st.lists(
+    st.sampled_from(
+        ["a", " tok", "ä", "\n\n", '"error"', "data: x", '"finish_reason":null', "0\r\n\r\n", "\\"]
+    ),
+    min_size=1,
+    max_size=12,
+)
 
 
 @settings(max_examples=300, deadline=None)
-@given(words, st.lists(st.integers(0, 5000), max_size=20), st.booleans(), st.booleans(), st.sampled_from([b"\n", b"\r\n"]))
-def test_any_slicing_gives_the_same_events(texts: list[str], cuts: list[int], compact: bool, each: bool, eol: bytes) -> None:
+@given(
+    words,
+    st.lists(st.integers(0, 5000), max_size=20),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([b"\n", b"\r\n"]),
+)
+def test_any_slicing_gives_the_same_events(
+    texts: list[str], cuts: list[int], compact: bool, each: bool, eol: bytes
+) -> None:
     data = openai_stream(texts, eol=eol, compact=compact, each=each)
     whole, sliced = feed(data, []), feed(data, cuts)
     assert whole.done and sliced.done
-    assert (whole.error, whole.finish, whole.total_tokens) == (sliced.error, sliced.finish, sliced.total_tokens) == ("", "length", len(texts))
+    assert (
+        (whole.error, whole.finish, whole.total_tokens)
+        == (sliced.error, sliced.finish, sliced.total_tokens)
+        == ("", "length", len(texts))
+    )
     a, b = whole.record(0), sliced.record(0)
     assert len(a.stamps_ns) == len(b.stamps_ns) == len(texts)
     assert a.tokens == b.tokens == array("i", [1] * len(texts))
@@ -76,7 +107,11 @@ def test_any_slicing_gives_the_same_events(texts: list[str], cuts: list[int], co
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=10), st.lists(st.integers(0, 9000), max_size=20), st.booleans())
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=10),
+    st.lists(st.integers(0, 9000), max_size=20),
+    st.booleans(),
+)
 def test_generate_counts_tokens_of_each_chunk(steps: list[int], cuts: list[int], one_by_one: bool) -> None:
     data, total = HEAD, 0
     bounds: list[int] = []
@@ -103,9 +138,9 @@ class Spy(Exchange):
         super().__init__(0, "completions", 6)
         self.slow: list[bytes] = []
 
-    def _receive_slow(self, data: bytes, stamp: int) -> bool:
+    def _receive_slow(self, data: bytes, stamp: int, fresh: int) -> bool:
         self.slow.append(data)
-        return super()._receive_slow(data, stamp)
+        return super()._receive_slow(data, stamp, fresh)
 
 
 def test_quick_path_is_taken_and_agrees() -> None:
@@ -130,11 +165,37 @@ def test_quick_path_is_taken_and_agrees() -> None:
 def test_quick_path_leaves_everything_odd_to_the_parser(spoiled: bytes) -> None:
     ex = Spy()
     ex.receive(HEAD, 1)
-    for i in range(3):
+    for i in range(6):
         ex.receive(chunk(event(completion("a", usage=None))), 2 + i)
     ex.slow.clear()
-    ex.receive(spoiled, 50)
-    assert ex.slow == [spoiled]
+    good = chunk(event(completion("a", usage=None)))
+    ex.receive(good + good + spoiled, 50)
+    assert len(ex.slow) == 1 and spoiled.endswith(ex.slow[0])  # what came before it was taken quickly
+    assert ex.coalesced >= 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(["a", " tok", 'q"uote', "back\\", "", "nl\n", "ä"]), min_size=1, max_size=30),
+    st.booleans(),
+)
+def test_learned_shape_agrees_with_the_parser(texts: list[str], late_role: bool) -> None:
+    """Read by read, as on a quiet machine: the same as one big read through the full parser."""
+    pieces = [HEAD]
+    for i, t in enumerate(texts):
+        more = {"usage": None} if i % 7 else {"usage": None, "note": i}  # something changes now and then
+        pieces.append(chunk(event(completion(t, **more))))
+    tail = chunk(event(completion("", "length"))) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    one = Exchange(0, "completions", 1)
+    for i, piece in enumerate([*pieces, tail]):
+        one.receive(piece, i)
+    full = Exchange(0, "completions", 1)
+    full.keep_text = True  # never quick
+    for i, piece in enumerate([*pieces, tail]):
+        full.receive(piece, i)
+    assert one.error == full.error
+    assert list(one.stamps) == list(full.stamps)
+    assert one.t_first == full.t_first
 
 
 def test_role_chunk_is_no_token() -> None:
@@ -153,7 +214,9 @@ def test_tokens_are_shared_out_by_text_when_the_server_gives_only_a_total() -> N
     data = HEAD
     for n in (1, 4, 2, 3):
         data += chunk(event(completion(" tok" * n, usage=None)))
-    data += chunk(event(completion("", "length"))) + chunk(event({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 10}}))
+    data += chunk(event(completion("", "length"))) + chunk(
+        event({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 10}})
+    )
     data += chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     record = feed(data, [], asked=10).record(0)
     assert list(record.tokens) == [1, 4, 2, 3] and record.spread == "text" and record.count == "server"
@@ -172,9 +235,19 @@ def test_acceptance_comes_from_the_request() -> None:
 
 def test_acceptance_on_the_openai_route() -> None:
     ext = {"spec_tokens_details": [{"spec_verify_ct": 9}], "other": 1}
-    ext2 = {"spec_tokens_details": {"spec_verify_ct": 5, "spec_num_correct_drafts": 3, "spec_num_proposed_drafts": 15}}
+    ext2 = {
+        "spec_tokens_details": {
+            "spec_verify_ct": 5,
+            "spec_num_correct_drafts": 3,
+            "spec_num_proposed_drafts": 15,
+        }
+    }
     for one in (ext, ext2):
-        data = HEAD + chunk(event(completion("a", usage=None))) + chunk(event({**completion("", "length"), "sglext": one}))
+        data = (
+            HEAD
+            + chunk(event(completion("a", usage=None)))
+            + chunk(event({**completion("", "length"), "sglext": one}))
+        )
         data += chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
         ex = feed(data, [], asked=1)
         assert not ex.error
@@ -198,7 +271,7 @@ def test_everything_else_is_a_named_error(data: bytes, kind: str) -> None:
     for cuts in ([], list(range(0, len(data), 3))):
         ex = Exchange(0, "completions", 1)
         edges = sorted({*cuts, 0, len(data)})
-        for a, b in zip(edges, edges[1:], strict=False):
+        for a, b in itertools.pairwise(edges):
             if ex.receive(data[a:b], a):
                 break
         assert ex.done and ex.error == kind
@@ -214,7 +287,12 @@ def test_server_that_closes() -> None:
     assert ex.error == "truncated"
     # HTTP/1.0 style: the body ends with the connection
     ex = Exchange(0, "completions", 1)
-    ex.receive(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + event(completion("a")) + event(completion("", "stop")), 1)
+    ex.receive(
+        b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+        + event(completion("a"))
+        + event(completion("", "stop")),
+        1,
+    )
     ex.closed(9)
     assert ex.done and not ex.error and not ex.answer.keep_alive
 
