@@ -233,3 +233,24 @@ def compare_table(found: Sequence[Comparison], width: int = 120) -> str:
         notes.append(f" {basis}; ≈ same within the noise, ? not enough runs to say, ± 95 % interval")
     out = [title, *lines, *notes]
     return "\n".join(fit(line, width) for line in out)
+
+
+def noise_floor(a: Sequence[BenchRow], b: Sequence[BenchRow]) -> list[tuple[str, float, int]]:
+    """(metric, relative noise, pairs) of runs of one server against itself: the larger edge of the ratio's interval."""
+    out: list[tuple[str, float, int]] = []
+    for c in compare(a, b):
+        for d in c.deltas:
+            if d.ratio.lo is not None and d.ratio.hi is not None:
+                out.append((d.metric, max(abs(d.ratio.hi - 1), abs(1 - d.ratio.lo)), d.ratio.n))
+    largest: dict[str, tuple[str, float, int]] = {}
+    for item in out:
+        if item[0] not in largest or item[1] > largest[item[0]][1]:
+            largest[item[0]] = item
+    return list(largest.values())
+
+
+def noise_words(a: Sequence[BenchRow], b: Sequence[BenchRow]) -> str:
+    found = noise_floor(a, b)
+    if not found:
+        return "too few pairs for a noise floor"
+    return "noise floor: " + ", ".join(f"{name} ±{100 * value:.1f} %" for name, value, _ in found)

@@ -107,6 +107,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FRACTION",
         help="stop repeating a point when the 95 %% interval of output throughput is this tight (0.01)",
     )
+    load.add_argument(
+        "--sweep",
+        type=whole,
+        default=None,
+        metavar="MAX",
+        help="closed loop: 1, 2, 4, ... up to MAX, ends early when throughput stops growing, then looks around the knee",
+    )
+    load.add_argument(
+        "--against",
+        default="",
+        metavar="URL",
+        help="a second server, measured in turn with the first (A B A B ...)",
+    )
+    load.add_argument("--against-label", default="", help="label of the second server's rows")
+    load.add_argument(
+        "--aa",
+        action="store_true",
+        help="measure the server against itself and store this host's noise floor",
+    )
     what = parser.add_argument_group("workload")
     what.add_argument(
         "--dataset",
@@ -194,6 +213,10 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError("--max-seconds must be above 0")
     if args.idle_timeout <= 0:
         raise UsageError("--idle-timeout must be above 0")
+    if args.aa and (args.against or args.sweep):
+        raise UsageError("--aa measures one server against itself: leave --against and --sweep out")
+    if args.sweep and args.request_rate:
+        raise UsageError("--sweep is a closed-loop search: leave --request-rate out")
     if args.burstiness <= 0:
         raise UsageError("--burstiness must be above 0")
     if not 0 < args.random_range_ratio <= 1:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import platform
 import signal
 import sys
 import time
@@ -15,9 +17,11 @@ from typing import Any, Protocol
 
 from k2tui.benchdb import BenchDb, RunInfo, new_id
 from k2tui.core.bench import BenchRow
+from k2tui.core.bench_compare import compare, compare_table, noise_floor, noise_words
 from k2tui.core.bench_record import SLO_PRESETS, Metric, RequestRecord, Slo, summarize
+from k2tui.core.bench_sweep import sweep_table
 from k2tui.core.bench_table import rows_table
-from k2tui.core.stats import mean_interval, quantile
+from k2tui.core.stats import knee, mean_interval, quantile
 from k2tui.core.workload import Prompt, Workload, arrivals, workload_fingerprint
 from k2tui.errors import K2Error, UsageError
 from k2tui.jobs.report import report_progress, report_result
@@ -25,6 +29,7 @@ from k2tui.loadgen.control import Control, ServerFacts, api_headers, split_url
 from k2tui.loadgen.datasets import Wanted, build
 from k2tui.loadgen.dialect import Dialect
 from k2tui.loadgen.engine import EpollEngine, Facts, Work
+from k2tui.loadgen.gpuwatch import GpuWatch
 from k2tui.loadgen.jsonvalue import mapping
 from k2tui.loadgen.stream import Exchange
 
@@ -302,7 +307,10 @@ def measure_point(
     def done(ex: Exchange) -> None:
         records.append(ex.record(t0))
 
+    watch = GpuWatch(bench.control.url)
+
     def idle(now: int) -> None:
+        watch.look(now - t0)
         if writer is not None:
             writer.flush()
         progress(len(records), total, (now - t0) / 1e9)
@@ -317,15 +325,21 @@ def measure_point(
             writer.records[:] = kept
             writer.finish(state="partial", flags=[f"interrupted: {len(kept)} of {total} requests"])
         raise
+    finally:
+        watch.close()
     engine = engine_facts(facts, records, point, total)
     flags = validity(engine, records, point)
+    more = watch.figures(sum(r.output_tokens for r in records if r.is_ok))
     if writer is not None:
-        writer.finish(engine=engine, flags=flags)
         assert bench.db is not None
+        writer.finish(engine=engine, flags=flags, more=more)
+        bench.db.put_samples(writer.run_id, watch.samples)
         row = bench.db.row(writer.run_id)
         assert row is not None
         return row
-    return _unstored(info, summarize(records, concurrency=most, slo=bench.slo), engine, flags, started_s)
+    return _unstored(
+        info, [*summarize(records, concurrency=most, slo=bench.slo), *more], engine, flags, started_s
+    )
 
 
 def _unstored(
@@ -432,56 +446,157 @@ def validity(engine: Mapping[str, Any], records: Sequence[RequestRecord], point:
     return flags
 
 
+class _Told:
+    """Progress for the job's folder and, on a terminal, one line that rewrites itself."""
+
+    def __init__(self) -> None:
+        self.tty = sys.stderr.isatty()
+        self.done = 0
+        self.total = 1.0
+
+    def within(self, title: str) -> Callable[[int, int, float], None]:
+        def progress(done: int, total: int, elapsed: float) -> None:
+            share = min(done / max(total, 1), 1.0)
+            eta = elapsed / share * (1 - share) if share > 0 else None
+            note = f"{title}: {done}/{total} requests"
+            report_progress(self.done + share, max(self.total, self.done + 1), "points", note, eta)
+            if self.tty:
+                print(f"\r{note} ({elapsed:.0f} s)\x1b[K", end="", file=sys.stderr, flush=True)
+
+        progress(0, 1, 0.0)
+        return progress
+
+    def finished(self) -> None:
+        self.done += 1
+        if self.tty:
+            print("\r\x1b[K", end="", file=sys.stderr)
+
+
 def run(args: argparse.Namespace) -> int:
     """The whole benchmark. Returns the exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    bench = open_bench(args)
-    points = points_of(args, build(bench.want, args.seed))
+    with contextlib.suppress(ValueError):  # not the main thread (a test): the caller keeps its own handler
+        signal.signal(signal.SIGTERM, _interrupt)
+    sides = [open_bench(args)]
     rows: list[BenchRow] = []
-    tty = sys.stderr.isatty()
-    steps = len(points) * args.repeats
+    told = _Told()
     try:
-        for number, point in enumerate(points):
-            values: list[float] = []
-            for repeat in range(args.repeats):
-                at = number * args.repeats + repeat
-
-                def progress(
-                    done: int, total: int, elapsed: float, at: int = at, point: Point = point
-                ) -> None:
-                    share = done / max(total, 1)
-                    note = f"{point.title}: {done}/{total} requests"
-                    eta = elapsed / share * (1 - share) if share > 0 else None
-                    report_progress(at + share, steps, "points", note, eta)
-                    if tty:
-                        print(f"\r{note} ({elapsed:.0f} s)\x1b[K", end="", file=sys.stderr, flush=True)
-
-                progress(0, bench.want.num_prompts, 0.0)
-                row = measure_point(bench, point, repeat, progress)
-                rows.append(row)
-                if tty:
-                    print("\r\x1b[K", end="", file=sys.stderr)
-                if not args.json:
-                    print(one_line(row), flush=True)
-                if row.output_throughput:
-                    values.append(row.output_throughput)
-                if args.stop_ci and len(values) >= 3:
-                    est = mean_interval(values)
-                    if est.half_width is not None and est.half_width / est.value < args.stop_ci:
-                        break
-        report_progress(steps, steps, "points", "done", 0.0, force=True)
+        if args.against:
+            other = argparse.Namespace(**vars(args))
+            other.url, other.label = args.against, args.against_label or "against"
+            sides.append(open_bench(other))
+        if args.sweep:
+            rows = _sweep(sides, told)
+        elif args.aa:
+            rows = _aa(sides[0], told)
+        else:
+            points = points_of(args, build(sides[0].want, args.seed))
+            told.total = len(points) * args.repeats * len(sides)
+            for point in points:
+                rows += _repeat(sides, point, told)
+        report_progress(told.done, told.done, "points", "done", 0.0, force=True)
     finally:
-        bench.engine.close()
-        bench.control.close()
-        if bench.db is not None:
-            bench.db.close()
-    report_result({"rows": [asdict(r) for r in rows], "sweep": bench.sweep, "url": bench.control.url})
+        for side in sides:
+            side.engine.close()
+            side.control.close()
+            if side.db is not None:
+                side.db.close()
+    report_result({"rows": [asdict(r) for r in rows], "sweep": sides[0].sweep, "url": sides[0].control.url})
     if args.json:
         print(json.dumps({"schema": 1, "runs": [asdict(r) for r in rows]}, indent=1))
     else:
-        print()
-        print(rows_table(rows))
+        print("\n" + _report(sides, rows, args))
     return 0 if any(r.completed for r in rows) else 1
+
+
+def _report(sides: Sequence[Bench], rows: Sequence[BenchRow], args: argparse.Namespace) -> str:
+    if args.aa:
+        base, new = rows[0::2], rows[1::2]
+        return compare_table(compare(base, new)) + "\n" + noise_words(base, new)
+    if len(sides) == 2:
+        mine = [r for r in rows if r.sweep == sides[0].sweep]
+        other = [r for r in rows if r.sweep == sides[1].sweep]
+        return rows_table(rows) + "\n\n" + compare_table(compare(other, mine))
+    if args.sweep:
+        return sweep_table(rows)
+    return rows_table(rows)
+
+
+def _repeat(sides: Sequence[Bench], point: Point, told: _Told) -> list[BenchRow]:
+    """One point, every repeat, the sides in turn; ends early when every side's interval is tight."""
+    args = sides[0].args
+    rows: list[BenchRow] = []
+    values: list[list[float]] = [[] for _ in sides]
+    for repeat in range(args.repeats):
+        for number, side in enumerate(sides):
+            title = f"{side.args.label} {point.title}".strip()
+            row = measure_point(side, point, repeat, told.within(title))
+            told.finished()
+            rows.append(row)
+            if not args.json:
+                print(one_line(row), flush=True)
+            if row.output_throughput:
+                values[number].append(row.output_throughput)
+        if args.stop_ci and all(len(v) >= 3 for v in values):
+            widths = [(e.half_width or 0.0) / e.value for e in map(mean_interval, values)]
+            if max(widths) < args.stop_ci:
+                break
+    return rows
+
+
+GROWTH_END = 0.05  # a doubling that brings less throughput than this, twice in a row, ends a sweep
+
+
+def _sweep(sides: Sequence[Bench], told: _Told) -> list[BenchRow]:
+    """1, 2, 4, ... until MAX or until two doublings bring nothing, then the points between the knee's neighbours."""
+    args = sides[0].args
+    most: int = args.sweep
+    told.total = (most.bit_length() + 2) * args.repeats * len(sides)
+    rows: list[BenchRow] = []
+    curve: dict[int, float] = {}
+
+    def measure(c: int) -> None:
+        for side in sides:
+            side.want = replace(side.want, num_prompts=max(args.num_prompts, 3 * c))
+        found = _repeat(sides, Point(c), told)
+        rows.extend(found)
+        own = [r.output_throughput for r in found if r.sweep == sides[0].sweep and r.output_throughput]
+        curve[c] = sum(own) / len(own) if own else 0.0
+
+    c, flat = 1, 0
+    while c <= most:
+        measure(c)
+        before = curve.get(c // 2)
+        flat = flat + 1 if before and curve[c] < before * (1 + GROWTH_END) else 0
+        if flat >= 2 or not curve[c]:
+            break
+        c *= 2
+    at = knee(list(curve.items()))
+    if at is not None:
+        for c in (int(at * 3 // 4), int(at * 3 // 2)):
+            if c > 1 and c not in curve and c <= most:
+                measure(c)
+    return rows
+
+
+def _aa(bench: Bench, told: _Told) -> list[BenchRow]:
+    """Pairs of runs of the same server: how large a difference is noise here. Stored by host and workload."""
+    args = bench.args
+    points = points_of(args, build(bench.want, args.seed))
+    pairs = max(args.repeats, 3)
+    told.total = len(points) * pairs * 2
+    rows: list[BenchRow] = []
+    for point in points:
+        for repeat in range(pairs):
+            for _ in range(2):
+                row = measure_point(bench, point, repeat, told.within(f"A/A {point.title}"))
+                told.finished()
+                rows.append(row)
+                if not args.json:
+                    print(one_line(row), flush=True)
+    if bench.db is not None:
+        for name, value, n in noise_floor(rows[0::2], rows[1::2]):
+            bench.db.set_noise(platform.node(), rows[0].workload_fp, name, value, time.time(), n)
+    return rows
 
 
 def one_line(row: BenchRow) -> str:
