@@ -1,18 +1,22 @@
-"""Starts the app on a terminal and ends it in order. Textual is imported here, late."""
+"""Starts the app on a terminal and ends it in order. Everything heavy is imported here, late, behind a first line on the screen."""
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from k2tui.core.ports import Backend
-from k2tui.tui.settings import Settings
+if TYPE_CHECKING:
+    from k2tui.core.ports import Backend
+    from k2tui.tui.settings import Settings
 
 STOP_PATIENCE_S = 0.5  # for a backend that does not come back when the terminal has gone
+
+_ALT_ON, _ALT_OFF = "\x1b[?1049h\x1b[2J\x1b[H\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 def run_app(
@@ -28,10 +32,15 @@ def run_app(
     os.environ.setdefault("TEXTUAL_SMOOTH_SCROLL", "0")
     os.environ.setdefault("TEXTUAL_SPEEDUPS", "0")
     gc.disable()  # thousands of long-lived objects are being made: collecting among them only costs start-up time
-    from k2tui.tui.app import Dashboard
-    from k2tui.tui.themes import make
+    _say(_ALT_ON + " k2tui  1 Overview  2 GPUs  3 Jobs  4 Board  5 Bench  6 Server\r\n\r\n  starting")
+    try:
+        from k2tui.tui.app import Dashboard
+        from k2tui.tui.themes import make
 
-    app = Dashboard(backend, settings, themes=[make(*table) for table in theme_tables], clock=clock)
+        app = Dashboard(backend, settings, themes=[make(*table) for table in theme_tables], clock=clock)
+    except BaseException:
+        _say(_ALT_OFF)
+        raise
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 50)
@@ -42,3 +51,12 @@ def run_app(
         stopper.start()
         stopper.join(STOP_PATIENCE_S if app.return_code else 5.0)
     return app.return_code or 0
+
+
+def _say(text: str) -> None:
+    """Straight to the terminal that Textual will draw on (stderr): an answer before half a second of imports."""
+    if sys.__stderr__ is not None:
+        try:
+            os.write(sys.__stderr__.fileno(), text.encode())
+        except OSError:
+            pass  # a terminal that has gone is noticed by the app

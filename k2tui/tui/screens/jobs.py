@@ -22,3 +22,6 @@ class JobsScreen(Deck):
 
     def draw_log(self, view: View) -> None:
         self.dashboard.show_log(self, self.selected_key("jobs"))
+
+    def on_row_list_moved(self) -> None:
+        self.dashboard.show_log(self, self.selected_key("jobs"))
