@@ -39,22 +39,22 @@ class Connection:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Parsed JSON of a 200; K2Error with the server's own words for other codes."""
         raw = None if body is None else json.dumps(body)
-        for attempt in (0, 1):
+        try:
+            answer, data = self._once(method, path, raw)
+        except (http.client.RemoteDisconnected, BrokenPipeError, http.client.CannotSendRequest):
+            # a kept connection that the server has closed meanwhile: once more on a new one
+            self._conn.close()
             try:
-                self._conn.request(method, self._base + path, raw, self._headers)
-                answer = self._conn.getresponse()
-                data = answer.read()
-                break
-            except (http.client.RemoteDisconnected, BrokenPipeError, http.client.CannotSendRequest):
-                self._conn.close()
-                if attempt:
-                    raise OSError("the server closed the connection") from None
+                answer, data = self._once(method, path, raw)
             except http.client.HTTPException as err:
                 self._conn.close()
                 raise OSError(str(err) or type(err).__name__) from None
-            except OSError:
-                self._conn.close()
-                raise
+        except http.client.HTTPException as err:
+            self._conn.close()
+            raise OSError(str(err) or type(err).__name__) from None
+        except OSError:
+            self._conn.close()
+            raise
         if answer.status != 200:
             try:
                 told = json.loads(data)
@@ -68,6 +68,11 @@ class Connection:
             return json.loads(data) if data.strip() else {}
         except ValueError:
             raise K2Error(f"{self.url}{path}: the answer is not JSON")
+
+    def _once(self, method: str, path: str, raw: str | None) -> tuple[http.client.HTTPResponse, bytes]:
+        self._conn.request(method, self._base + path, raw, self._headers)
+        answer = self._conn.getresponse()
+        return answer, answer.read()
 
     def close(self) -> None:
         self._conn.close()

@@ -214,7 +214,7 @@ class _CachedRows:
         return row.input_ids, row.loss_mask
 
 
-def _identity(model: Path) -> dict[str, str]:
+def _identity(model: Path) -> dict[str, Any]:
     from k2tui.capture.model import model_facts
 
     if not (model / "config.json").is_file():

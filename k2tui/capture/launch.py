@@ -4,6 +4,9 @@ SGLang starts its workers with `spawn`, and every spawned process imports this m
 installed at import, in each of them.
 """
 
+# sglang and fastapi are not in the development environment
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import sys

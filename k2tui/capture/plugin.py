@@ -8,6 +8,9 @@ capture the same layers (their collectives must agree); rows are copied in the f
 neither the overlap scheduler nor chunked prefill can reorder or lose them; a captured request never takes a prefix-cache hit.
 """
 
+# sglang and fastapi are not in the development environment
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import atexit

@@ -104,7 +104,7 @@ def check_rows(path: Path, vocab_size: int | None = None, limit: int = 1000) -> 
             raw = json.loads(rows.line(number))
             problem = problem_of(raw, vocab_size) if isinstance(raw, dict) else "not a JSON object"
         except ValueError as err:
-            raw, problem = None, f"not JSON: {err}"
+            raw, problem = {}, f"not JSON: {err}"
         if problem:
             problems.append(f"{rows.where(number)}: {problem}")
             if len(problems) >= limit:

@@ -131,7 +131,7 @@ def _check_values(
 ) -> None:
     for name, values in raw.items():
         flat = values.reshape(-1).view(np.uint8)
-        if name in crc and zlib.crc32(flat) != crc[name]:
+        if name in crc and zlib.crc32(flat.data) != crc[name]:
             report.problems.append(f"{where}: {name} does not match its checksum")
             continue
         bad = _not_finite(values)

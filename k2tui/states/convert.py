@@ -164,7 +164,9 @@ def from_speculators(
                 meta = fh.metadata() or {}
                 ids, wide = fh.get_tensor("input_ids").reshape(-1), fh.get_tensor("hidden_states")
                 names = set(fh.keys())
-                mask = fh.get_tensor("loss_mask").reshape(-1) if "loss_mask" in names else torch.ones_like(ids)
+                mask = (
+                    fh.get_tensor("loss_mask").reshape(-1) if "loss_mask" in names else torch.ones_like(ids)
+                )
         except Exception as err:
             raise K2Error(
                 f"{path}: {type(err).__name__}: {str(err)[:120]}",

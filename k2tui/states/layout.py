@@ -114,7 +114,9 @@ class Manifest:
                 f"{where}: written by a newer k2tui (layout version {raw['version']})", "update k2tui"
             )
         known = {f.name for f in fields(cls)}
-        kept = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k in known}
+        kept: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k in known
+        }
         try:
             return cls(**kept)
         except TypeError as err:

@@ -591,7 +591,12 @@ def prepare_folder(folder: Path, manifest: Manifest) -> None:
                 "use a new folder for these states",
             )
         if manifest.data_rows and manifest.data_rows != known.data_rows:  # the data file has grown
-            grown = replace(known, data_path=manifest.data_path, data_rows=manifest.data_rows, data_sha256=manifest.data_sha256)
+            grown = replace(
+                known,
+                data_path=manifest.data_path,
+                data_rows=manifest.data_rows,
+                data_sha256=manifest.data_sha256,
+            )
             write_json(path, grown.to_json(), mode=0o644)
         return
     write_json(path, manifest.to_json(), mode=0o644)

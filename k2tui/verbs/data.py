@@ -154,7 +154,7 @@ def _split(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     from k2tui.dataset.stats import export
 
-    decode = None
+    decode: Any = None
     if args.to == "text" and args.model:
         from k2tui.errors import K2Error
 
@@ -167,8 +167,10 @@ def _export(args: argparse.Namespace) -> int:
         except Exception as err:
             raise K2Error(f"{args.model / 'tokenizer.json'}: {err}", "give the folder of the target model")
 
-        def decode(ids: list[int]) -> str:
+        def decode_ids(ids: list[int]) -> str:
             return tokenizer.decode(ids, skip_special_tokens=False)
+
+        decode = decode_ids
 
     count = export(args.file, args.out, args.to, decode)
     _print(args, {"rows": count, "out": str(args.out)}, f"{count:,} rows in {args.out}")

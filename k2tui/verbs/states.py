@@ -92,9 +92,11 @@ def _check(args: argparse.Namespace) -> int:
             else min(len(file), manifest.data_rows or len(file))
         )
 
-        def rows(index: int) -> tuple[Any, Any]:
+        def row_of(index: int) -> tuple[Any, Any]:
             row = file.row(index)
             return row.input_ids, row.loss_mask
+
+        rows = row_of
 
     report = check_states(args.folder, rows, count, deep=not args.quick, on_progress=_progress)
     if args.json:
