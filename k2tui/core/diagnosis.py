@@ -650,7 +650,11 @@ def _silence(collector: Collector, facts: Facts) -> Verdict:
             proof = facts.milestone_line
         proof = facts.metrics_line or proof
         return Verdict(
-            State.LOADING, "healthy_slow_jit" if facts.bar_kind == "jit" or facts.compile_line else "healthy", proof, None, 0.85
+            State.LOADING,
+            "healthy_slow_jit" if facts.bar_kind == "jit" or facts.compile_line else "healthy",
+            proof,
+            None,
+            0.85,
         )
     if reading or moving:
         what = "it still reads" if reading else "GPU memory still moves"
@@ -680,7 +684,11 @@ def _stall_cause(collector: Collector, facts: Facts) -> str:
         ):
             return "p2p_iommu_hang"
         return "dist_init_hang"
-    if facts.phase is Phase.WEIGHT_LOAD and facts.target is not None and facts.target.done >= facts.target.total:
+    if (
+        facts.phase is Phase.WEIGHT_LOAD
+        and facts.target is not None
+        and facts.target.done >= facts.target.total
+    ):
         return "after_load_hang"
     if facts.phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD, Phase.BOOT):
         return "load_stall_unknown"

@@ -590,7 +590,9 @@ def stage_of(finding: Finding) -> Phase | None:
     names = [f for f in finding.frames if f]
     if any(_FRAME_PHASE[0][0].match(n) for n in names):
         return Phase.SERVING
-    if finding.in_draft and any(n in ("__init__", "load_model", "init_device_graphs", "init_cuda_graphs") for n in names):
+    if finding.in_draft and any(
+        n in ("__init__", "load_model", "init_device_graphs", "init_cuda_graphs") for n in names
+    ):
         return Phase.DRAFT_LOAD
     for name in reversed(names):
         for pattern, phase in _FRAME_PHASE[1:]:

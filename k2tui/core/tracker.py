@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from k2tui.core.diagnosis import Collector, Facts, Finding, Verdict, advice_for, decide
-from k2tui.core.eta import Estimate, EtaModel, LinearEta, Progress
+from k2tui.core.eta import Estimate, EtaModel, LinearEta, Progress, StartRecord
 from k2tui.core.events import (
     Answered,
     Bar,
@@ -137,6 +137,7 @@ class _Start:
         self.draft: ShardCount | None = None
         self.bar: _BarState | None = None
         self.rhythm: deque[tuple[float, int]] = deque(maxlen=64)  # (log seconds, done) of the current bar
+        self.curve: list[tuple[float, float]] = []  # (share of the target's shards, log seconds), at most 400
         self.work_line: Line | None = None  # newest line that showed progress
         self.load_end_line: Line | None = None
         self.types: list[str] = []
@@ -191,6 +192,7 @@ class _Lane:
         self._is_told = False  # the arguments' line named the engine
         self._wrap_offset: float | None = None
         self._own_stamps = False
+        self._phase_left_s: float | None = None
         self.provisional: Callable[[], Bar | None] = lambda: None
 
     @property
@@ -606,8 +608,12 @@ class _Lane:
             # the stamp of the line before a bar is at or before the bar's birth
             t0 = base if line.at_s is None else base - event.elapsed_s
         at = base
-        if t0 is not None and event.elapsed_s is not None and line.at_s is None:
-            at = t0 + event.elapsed_s
+        took = event.elapsed_s
+        if took is not None and event.rate_per_s:
+            # the bar's clock shows whole seconds; its rate tells where inside the second it stands
+            took = min(max(took, event.done / event.rate_per_s), took + 0.99)
+        if t0 is not None and took is not None and line.at_s is None:
+            at = t0 + took
         elif at is None and event.elapsed_s is not None:
             at = event.elapsed_s  # no stamp anywhere: the bar's own clock
         if at is not None and self._log_s is not None and at > self._log_s:
@@ -622,6 +628,8 @@ class _Lane:
         if progressed:
             if at is not None:
                 start.rhythm.append((at, event.done))
+                if kind == "shards" and start.phase is Phase.WEIGHT_LOAD and len(start.curve) < 400:
+                    start.curve.append((event.done / event.total, at))
             start.work_line = line
         elif bar is not None:
             start.bar.line = bar.line  # the first refresh that reached this count
@@ -723,9 +731,52 @@ class _Lane:
         view = replace(view, shards_per_s=rate if phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD) else None)
         if verdict.state is State.LOADING:
             estimate = self._estimate(view, rhythm, log_now)
+            self._phase_left_s = estimate.phase_s if estimate else None
             if estimate is not None:
                 view = replace(view, eta_s=estimate.eta_s, eta_error_s=estimate.error_s)
         return replace(view, verdict=_sentence(view, verdict))
+
+    def record(self, predictions: Mapping[str, tuple[float, float]]) -> StartRecord | None:
+        """The newest start as history keeps it: None while it is not ready, or when its log was not seen from its beginning."""
+        start = self._start
+        args = start.args
+        if (
+            start.ready_at is None
+            or start.first_s is None
+            or args is None
+            or not args.model
+            or start.bind_failed
+        ):
+            return None
+        phases = [
+            (s.phase, s.ended_s - s.started_s)
+            for s in start.spans
+            if s.ended_s is not None and s.phase not in (Phase.SERVING, Phase.SHUTDOWN)
+        ]
+        if not phases or phases[0][0] is not Phase.BOOT or start.ready_at <= start.first_s:
+            return None
+        begin = next((s.started_s for s in start.spans if s.phase is Phase.WEIGHT_LOAD), start.first_s)
+        step = max(1, len(start.curve) // 40)
+        points = [*start.curve[:-1:step], *start.curve[-1:]]
+        return StartRecord(
+            id=f"{self._engine} {args.model} {start.first_s:.0f}",
+            at_s=start.first_s,
+            engine=self._engine,
+            model=args.model,
+            ready_s=start.ready_at - start.first_s,
+            tp_size=self._tp_size(),
+            has_draft=bool(args.draft) or start.drafting,
+            version=self._version,
+            shards=start.target.total if start.target else None,
+            phases=tuple(phases),
+            curve=tuple((share, max(0.0, at - begin)) for share, at in points),
+            predictions=dict(predictions),
+        )
+
+    def phase_left_s(self, now_s: float) -> float | None:
+        self._phase_left_s = None
+        self.view(now_s)
+        return self._phase_left_s
 
     def verdict(self, now_s: float) -> Verdict:
         """The diagnosis behind view(now_s), with its findings."""
@@ -782,7 +833,11 @@ class _Lane:
 
     def _newest_line(self) -> Line | None:
         skipped = self._start.skipped
-        return parse(skipped[0], clean(skipped[1].decode("utf-8", "replace"))) if skipped else self._start.last_line
+        return (
+            parse(skipped[0], clean(skipped[1].decode("utf-8", "replace")))
+            if skipped
+            else self._start.last_line
+        )
 
     def _facts(self, silence_s: float | None, log_now: float | None) -> Facts:
         start, seen = self._start, self._evidence
@@ -1027,6 +1082,15 @@ class LoadTracker:
         """The diagnosis behind view(now_s)."""
         return self._worst(now_s)[1].verdict(now_s)
 
+    def phase_left_s(self, now_s: float) -> float | None:
+        """Seconds until the present phase ends, by the same model as the view's eta_s."""
+        return self._worst(now_s)[1].phase_left_s(now_s)
+
+    def record(self, predictions: Mapping[str, tuple[float, float]] | None = None) -> StartRecord | None:
+        """The newest start as history keeps it, None while it is not ready (one engine a log only)."""
+        engines = self._engines()
+        return engines[0][1].record(predictions or {}) if len(engines) == 1 else None
+
     def findings(self) -> tuple[Finding, ...]:
         """Every proving line found so far in the newest start, oldest first."""
         return tuple(f for _, lane in self._engines() for f in lane.findings())
@@ -1042,7 +1106,9 @@ class LoadTracker:
 
 
 _LOGGED_STEP = re.compile(r"\bstep[=: ]+\d+\b.{0,200}\bt?\w*loss[=: ]+[\d.]+")
-_COMPILES = re.compile(r"DeepGEMM JIT|torch\.compile|[Cc]ompiling a graph|Dynamo bytecode|autotune with|JIT Pre-Compile")
+_COMPILES = re.compile(
+    r"DeepGEMM JIT|torch\.compile|[Cc]ompiling a graph|Dynamo bytecode|autotune with|JIT Pre-Compile"
+)
 _DOWNLOAD = re.compile(r"-of-0*(\d{1,6})\.(?:safetensors|bin|pt)")
 _REPLICA = re.compile(r"[-_]\d+$|/")
 _MAX_LANES = 16

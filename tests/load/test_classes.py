@@ -176,7 +176,11 @@ CASES: list[tuple[str, str, dict[str, object], str, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("log", "proof", "facts", "state", "phase", "cause"), CASES, ids=[f"{n}-{c[5]}" for n, c in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("log", "proof", "facts", "state", "phase", "cause"),
+    CASES,
+    ids=[f"{n}-{c[5]}" for n, c in enumerate(CASES)],
+)
 def test_class(log, proof, facts, state, phase, cause):
     got = diagnose(log, **facts)
     assert (got["root_cause"], got["state"], got["phase"]) == (cause, state, phase), got
