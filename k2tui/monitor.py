@@ -48,7 +48,7 @@ class _Followed:
     """A follower and its poller, and what was already told about it."""
 
     def __init__(self, target: Target, on_change: Callable[[], None]) -> None:
-        self.follower = Follower(target)
+        self.follower = Follower(target, learns=True)
         self._on_change = on_change
         self.poller: HttpPoller | None = None
         self.told: State | None = None

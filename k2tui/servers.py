@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k2tui.core.eta import EtaModel
 from k2tui.core.job import Job, JobState
 from k2tui.core.load import LoadView, State
 from k2tui.core.server import HttpStatus
@@ -18,6 +17,7 @@ from k2tui.core.tracker import Evidence
 from k2tui.engines._reading import load_tracker
 from k2tui.errors import K2Error, NotReadyError
 from k2tui.jobs import folder
+from k2tui.sources import loadhistory
 from k2tui.sources.http import ServerProbe
 from k2tui.sources.proctree import ProcTree, TreeSample
 from k2tui.sources.tail import Tail
@@ -61,12 +61,14 @@ def target_of(job: Job) -> Target:
 class Follower:
     """One target, followed: feed what its log grew by, look at its processes, join it with what it answers.
 
-    step() reads the log; look() (once a second) reads the processes. Neither blocks. eta: learned from earlier starts.
+    step() reads the log; look() (once a second) reads the processes. Neither blocks. With learns, the ETA comes from this host's
+    earlier starts, and a start of ours that becomes ready is kept for the next ones.
     """
 
-    def __init__(self, target: Target, *, eta: EtaModel | None = None) -> None:
+    def __init__(self, target: Target, *, learns: bool = False) -> None:
         self.target = target
-        self.tracker = load_tracker(eta=eta, stall_s=target.stall_s)
+        self.tracker = load_tracker(eta=loadhistory.learned() if learns else None, stall_s=target.stall_s)
+        self._recorder = loadhistory.StartRecorder(self.tracker) if learns and target.job is not None else None
         self.error = ""
         self._tail: Tail | None = None
         self._tree: ProcTree | None = None
@@ -160,10 +162,13 @@ class Follower:
         return self.tracker.view(now_s)
 
     def view(self, now_s: float, http: HttpStatus | None) -> ServerView:
+        load = self.load_view(now_s, http)
+        if self._recorder is not None:
+            self._recorder.look(load, now_s)
         return ServerView(
             key=self.target.key,
             title=self.target.title,
-            load=self.load_view(now_s, http),
+            load=load,
             http=http,
             job=self.target.job,
             log_key=self.target.key if self.target.log is not None else "",

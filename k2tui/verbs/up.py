@@ -46,10 +46,12 @@ def wait_ready(job_id: str, *, timeout_s: float = 0.0, quiet: bool = False) -> A
     from k2tui.sources.http import ServerProbe
 
     began = time.monotonic()
-    follower = Follower(target_of(folder.get(job_id)))
+    follower = Follower(target_of(folder.get(job_id)), learns=True)
     probe = ServerProbe(follower.target.url, 1.0)
     on_terminal = sys.stderr.isatty() and not quiet
     said = ""
+    told: tuple[Any, ...] = ()
+    told_at = 0.0
     try:
         while True:
             now = time.time()
@@ -64,8 +66,14 @@ def wait_ready(job_id: str, *, timeout_s: float = 0.0, quiet: bool = False) -> A
             if not quiet and words != said:
                 if on_terminal:
                     sys.stderr.write(f"\r\x1b[K{words[:150]}")
-                elif words.split(",")[0] != said.split(",")[0]:
-                    sys.stderr.write(words + "\n")
+                else:
+                    # a file or a pipe: a line at each new phase or state, and every 5 s in between
+                    point = (view.load.phase, view.load.state, job.waiting_for)
+                    if point == told and time.monotonic() - told_at < 5.0:
+                        words = said
+                    else:
+                        sys.stderr.write(words + "\n")
+                        told, told_at = point, time.monotonic()
                 sys.stderr.flush()
                 said = words
             over = timeout_s and time.monotonic() - began > timeout_s
