@@ -121,13 +121,14 @@ class Rotary:
     def __init__(
         self, table: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor, dtype: torch.dtype
     ) -> None:
-        n, q = positions.shape
-        self.cos = table[0][positions].to(dtype).view(n, q, 1, -1)
-        self.sin = table[1][positions].to(dtype).view(n, q, 1, -1)
+        flat = positions.reshape(-1)
+        self.cos = F.embedding(flat, table[0]).to(dtype).unsqueeze(1)  # [n * q, 1, head_dim]
+        self.sin = F.embedding(flat, table[1]).to(dtype).unsqueeze(1)
         self.half = self.cos.shape[-1] // 2
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(x * self.cos, x.roll(self.half, -1), self.sin)
+    def turn(self, x: torch.Tensor) -> None:
+        """x [n * q, heads, head_dim], changed in place."""
+        torch.addcmul(x * self.cos, x.roll(self.half, -1), self.sin, out=x)
 
 
 class LlamaDecoder:
@@ -189,27 +190,25 @@ class LlamaDecoder:
         self, ids: torch.Tensor, positions: torch.Tensor, window: Window, boundaries: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         n, q = ids.shape
-        hidden, heads, kv, dim = self.hidden_size, self.heads, self.num_kv_heads, self.head_dim
+        heads, kv, dim = self.heads, self.num_kv_heads, self.head_dim
+        shape, eps, scale = (self.hidden_size,), self.eps, self.scale
         rotary = Rotary(self.rope, positions, self.dtype)
         x = F.embedding(ids.view(-1), self.embedding)  # [n*q, H]
         aux: list[torch.Tensor] = []
         for layer, block in enumerate(self.blocks):
             if layer in boundaries:
                 aux.append(x)
-            qkv = torch.mm(F.rms_norm(x, (hidden,), block.norm_attention, self.eps), block.qkv)
-            qkv = qkv.view(n, q, heads + 2 * kv, dim)
-            turned = rotary(qkv[:, :, : heads + kv])
-            mixed = window.attend(
-                layer, turned[:, :, :heads], turned[:, :, heads:], qkv[:, :, heads + kv :], self.scale
+            qkv = torch.mm(F.rms_norm(x, shape, block.norm_attention, eps), block.qkv).view(
+                -1, heads + 2 * kv, dim
             )
+            rotary.turn(qkv[:, : heads + kv])
+            mixed = window.attend(layer, qkv, heads, scale)
             x = torch.addmm(x, mixed, block.out)
-            gate, up = torch.mm(F.rms_norm(x, (hidden,), block.norm_mlp, self.eps), block.gate_up).chunk(
-                2, -1
-            )
+            gate, up = torch.mm(F.rms_norm(x, shape, block.norm_mlp, eps), block.gate_up).chunk(2, -1)
             x = torch.addmm(x, F.silu(gate).mul_(up), block.down)
         if self.num_layers in boundaries:
             aux.append(x)
-        out = F.rms_norm(x, (hidden,), self.norm, self.eps).view(n, q, hidden)
+        out = F.rms_norm(x, shape, self.norm, eps).view(n, q, -1)
         return out, torch.cat(aux, -1).view(n, q, -1) if aux else None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

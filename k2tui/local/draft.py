@@ -171,11 +171,9 @@ class Eagle3Draft:
             F.embedding(ids.reshape(-1), self.embedding), (size,), block.norm_attention, self.eps
         )
         both = torch.cat((embedded, F.rms_norm(x, (size,), self.norm_hidden, self.eps)), -1)
-        qkv = torch.mm(both, block.qkv).view(n, q, heads + 2 * kv, dim)
-        turned = Rotary(self.rope, positions, self.dtype)(qkv[:, :, : heads + kv])
-        mixed = window.attend(
-            0, turned[:, :, :heads], turned[:, :, heads:], qkv[:, :, heads + kv :], self.scale
-        )
+        qkv = torch.mm(both, block.qkv).view(n * q, heads + 2 * kv, dim)
+        Rotary(self.rope, positions, self.dtype).turn(qkv[:, : heads + kv])
+        mixed = window.attend(0, qkv, heads, self.scale)
         x = torch.addmm(x, mixed, block.out)
         gate, up = torch.mm(F.rms_norm(x, (size,), block.norm_mlp, self.eps), block.gate_up).chunk(2, -1)
         return torch.addmm(x, F.silu(gate).mul_(up), block.down).view(n, q, size)

@@ -384,7 +384,7 @@ def _warm_up(service: Service, server: uvicorn.Server) -> None:
             return
         time.sleep(0.005)
     host, port = server.servers[0].sockets[0].getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = str({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host))
 
     def call(method: str, path: str, body: Any = None) -> Any:
         connection = http.client.HTTPConnection(host, port, timeout=600)

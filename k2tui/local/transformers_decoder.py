@@ -32,9 +32,8 @@ def _attention(
     """query, key, value [n, heads, q, d], new tokens only: the window stores them and sees the rest."""
     n, heads, length, dim = query.shape
     scale = dim**-0.5 if scaling is None else scaling
-    out = k2tui_window.attend(
-        module.layer_idx, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale
-    )
+    flat = torch.cat((query, key, value), 1).transpose(1, 2).reshape(n * length, -1, dim)
+    out = k2tui_window.attend(module.layer_idx, flat, heads, scale)
     return out.view(n, length, heads, dim), None
 
 
