@@ -725,7 +725,9 @@ class _Lane:
         )
         rate: float | None = None
         if len(rhythm) >= 2 and rhythm[-1][0] > rhythm[0][0]:
-            recent = rhythm[-8:]
+            # the last 8 steps, and never less than 3 s: several states of a fast bar arrive together
+            since = next((i for i in range(len(rhythm) - 1, -1, -1) if rhythm[-1][0] - rhythm[i][0] >= 3.0), 0)
+            recent = rhythm[min(since, max(0, len(rhythm) - 8)) :]
             if recent[-1][0] > recent[0][0]:
                 rate = (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
         view = replace(view, shards_per_s=rate if phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD) else None)
