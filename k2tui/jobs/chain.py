@@ -362,21 +362,20 @@ class ChainRun:
                 self.tell(f"{name}: stopped, no step needs it any more")
                 folder.stop(job_id, wait_s=60, by=f"pipeline {self.chain.name}")
 
-    def _mark(self, step: Step, job_id: str) -> None:
-        write_json(
-            self.root / f"{step.name}.running.json", {"fingerprint": self.prints[step.name], "job_id": job_id}
-        )
+    def _judged(self, step: Step, job_id: str) -> None:
+        """Note that a job's result was looked at: a later run does not take it for one that a killed run left behind."""
+        write_json(self.root / f"{step.name}.judged.json", {"job_id": job_id})
 
-    def _unfinished(self, step: Step) -> Job | None:
-        """The job of this very step that an earlier, killed run left behind."""
-        raw = as_object(read_json(self.root / f"{step.name}.running.json"))
-        if raw.get("fingerprint") != self.prints[step.name]:
-            return None
-        try:
-            job = folder.get(str(raw.get("job_id", "")))
-        except K2Error:
-            return None
-        return None if job.state.is_final else job
+    def _left_behind(self, step: Step) -> Job | None:
+        """The job of this very step that a killed run left: still going, or ended well and never looked at."""
+        seen = str(as_object(read_json(self.root / f"{step.name}.judged.json")).get("job_id", ""))
+        own = {"chain": self.chain.name, "step": step.name, "fingerprint": self.prints[step.name]}
+        for job in folder.list_jobs():  # newest first
+            if job.spec.id <= seen:
+                break
+            if all(job.spec.params.get(k) == v for k, v in own.items()):
+                return job if job.state is JobState.SUCCEEDED or not job.state.is_final else None
+        return None
 
     def _serve(self, name: str) -> None:
         """Make sure that a server step runs and is ready."""
@@ -394,7 +393,8 @@ class ChainRun:
                 self._serve(other)
         spec = self._spec(step)
         url = str(spec.params.get("url", ""))
-        mine = self._unfinished(step)
+        mine = self._left_behind(step)
+        mine = mine if mine is not None and not mine.state.is_final else None
         same = mine or next(
             (
                 j
@@ -413,7 +413,6 @@ class ChainRun:
         else:
             self._check_server(step)
             job_id = folder.submit(spec)
-            self._mark(step, job_id)
             self.tell(f"{name}: started as {job_id}")
         self._live[name] = job_id
         self._urls[name] = url
@@ -466,22 +465,24 @@ class ChainRun:
 
     def _run_step(self, step: Step, why: str) -> Job:
         for attempt in range(step.retries + 1):
-            taken = self._unfinished(step)
+            taken = self._left_behind(step)
             if taken is not None:
                 job_id = taken.spec.id
-                self.tell(f"{step.name}: goes on as {job_id}, which an earlier run started")
+                how = "goes on as" if not taken.state.is_final else "takes"
+                self.tell(f"{step.name}: {how} {job_id}, which an earlier run started")
             else:
                 paths.ensure_dir(self.out_of(step.name).parent)
                 spec = self._spec(step)
                 if not step.stage:
                     paths.ensure_dir(self.out_of(step.name))
                 job_id = folder.submit(spec)
-                self._mark(step, job_id)
                 self.tell(f"{step.name}: {job_id} ({why})")
             job = self._watch(step, job_id)
             problem = self._problem(step, job)
             if not problem:
                 self._keep(step, job)
+            self._judged(step, job_id)
+            if not problem:
                 self.tell(
                     f"{step.name}: done" + (f" in {job.took_s:.1f} s" if job.took_s is not None else "")
                 )
@@ -546,7 +547,6 @@ class ChainRun:
             ended_s=time.time(),
         )
         write_json(self.root / f"{step.name}.json", asdict(record))
-        (self.root / f"{step.name}.running.json").unlink(missing_ok=True)
         self.records[step.name] = record
 
 

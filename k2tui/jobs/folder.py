@@ -379,19 +379,30 @@ def stop(job_id: str, *, wait_s: float = 0, by: str = "the user") -> Job:
         write_json(folder / "stop.json", {"by": by, "at_s": time.time()})
     except OSError:
         pass  # a full disk: the signal alone says it
-    if job.state is JobState.ORPHANED:
-        adopt(folder.name)
+    until = time.monotonic() + wait_s
+    pause = 0.02
+    signalled = -1
+    while True:
+        if job.state is JobState.ORPHANED:
+            adopt(folder.name)  # also when the keeper dies while we wait for it
+        keeper = journal.last_of(read_events(folder)[0], "keeper", "adopted") or {}
+        pid = int(keeper.get("pid") or 0)
+        if pid != signalled and procs.is_alive(
+            pid, str(keeper.get("birth", "")), str(keeper.get("boot", ""))
+        ):
+            signalled = pid
+            try:
+                os.kill(pid, signal.SIGUSR1 if (folder / "stop.json").exists() else signal.SIGTERM)
+            except OSError:
+                pass
         job = read_job(folder)
-    events, _ = read_events(folder)
-    keeper = journal.last_of(events, "keeper", "adopted")
-    if keeper is not None and procs.is_alive(
-        int(keeper.get("pid") or 0), str(keeper.get("birth", "")), str(keeper.get("boot", ""))
-    ):
-        try:
-            os.kill(int(keeper["pid"]), signal.SIGUSR1 if (folder / "stop.json").exists() else signal.SIGTERM)
-        except OSError:
-            pass
-    return wait(folder.name, wait_s) if wait_s > 0 else read_job(folder)
+        is_told = signalled == pid and procs.birth(pid)
+        if job.state.is_final or (time.monotonic() >= until and (is_told or wait_s > 0)):
+            return job
+        if wait_s <= 0 and time.monotonic() >= until + 2.0:
+            return job  # nobody there to be told: a later look adopts it and sees the request
+        time.sleep(pause)
+        pause = min(0.3, pause * 1.3)
 
 
 def wait(job_id: str, timeout_s: float | None = None) -> Job:
