@@ -157,7 +157,7 @@ MEMORY_METRICS = (*METRICS[:-1], "throttled_percent")
 class _Ring:
     """Means of the newest `size` steps of `step_s` seconds each; the running step is a mean of what came so far."""
 
-    __slots__ = ("_counts", "_stamps", "_sums", "_values", "size", "step_s")
+    __slots__ = ("_counts", "_open", "_stamps", "_sums", "_values", "size", "step_s")
 
     def __init__(self, step_s: int, size: int) -> None:
         self.step_s = step_s
@@ -166,11 +166,16 @@ class _Ring:
         self._values = [array("i", [_NONE]) * size for _ in METRICS]
         self._sums = [0] * len(METRICS)
         self._counts = [0] * len(METRICS)
+        self._open = -1  # the step that is being filled
 
     def put(self, second: int, figures: Sequence[int]) -> None:
         step = second // self.step_s
         slot = step % self.size
-        if self._stamps[slot] != step:
+        if step < self._open:
+            self._put_old(step, slot, figures)
+            return
+        if step > self._open:
+            self._open = step
             self._stamps[slot] = step
             self._sums = [0] * len(METRICS)
             self._counts = [0] * len(METRICS)
@@ -181,6 +186,16 @@ class _Ring:
                 self._sums[metric] += value
                 self._counts[metric] += 1
                 self._values[metric][slot] = round(self._sums[metric] / self._counts[metric])
+
+    def _put_old(self, step: int, slot: int, figures: Sequence[int]) -> None:
+        """A figure from before, read from disk: it never replaces what was seen later."""
+        if self._stamps[slot] > step or step <= self._open - self.size:
+            return
+        is_new = self._stamps[slot] != step
+        self._stamps[slot] = step
+        for values, value in zip(self._values, figures, strict=True):
+            old = _NONE if is_new else values[slot]
+            values[slot] = value if old < 0 else old if value < 0 else (old + value) // 2
 
     def last(self, metric: int, end_step: int, steps: int) -> tuple[int | None, ...]:
         """The steps (end_step - steps, end_step], oldest first."""
@@ -209,12 +224,14 @@ class GpuMemory:
     def __init__(self) -> None:
         self._rings: dict[int, tuple[str, dict[int, _Ring]]] = {}
         self.newest_s = 0.0
+        self._first_s = 0.0
 
     def push(self, view: GpuView) -> None:
         """Take in a view; GPUs in error leave a hole. The same view again changes nothing."""
         if view.taken_s <= self.newest_s:
             return
         self.newest_s = view.taken_s
+        self._first_s = self._first_s or view.taken_s
         for sample in view.gpus:
             if not sample.error:
                 *figures, bits = figures_of(sample)
@@ -222,9 +239,7 @@ class GpuMemory:
                 self._put(int(view.taken_s), sample.index, sample.uuid, (*figures, slowed))
 
     def load(self, curves: GpuCurves) -> None:
-        """Take in curves read from disk. Only before the first push: time goes forward here."""
-        if self.newest_s > 0:
-            return
+        """Take in curves read from disk. What was pushed already stays."""
         for gpu in curves.gpus:
             columns = (
                 gpu.gpu_utilization,
@@ -236,9 +251,9 @@ class GpuMemory:
                 tuple(None if share is None else share * 100 for share in gpu.throttled),
             )
             for step, figures in enumerate(zip(*columns, strict=True)):
-                if any(value is not None for value in figures):
-                    known = tuple(_NONE if value is None else round(value) for value in figures)
-                    self._put(int(curves.start_s + step * curves.step_s), gpu.index, gpu.uuid, known)
+                second = int(curves.start_s + step * curves.step_s)
+                if any(value is not None for value in figures) and (not self._first_s or second < int(self._first_s)):
+                    self._put(second, gpu.index, gpu.uuid, tuple(_NONE if v is None else round(v) for v in figures))
 
     def _put(self, second: int, index: int, uuid: str, figures: Sequence[int]) -> None:
         known = self._rings.get(index)

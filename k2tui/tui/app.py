@@ -17,6 +17,7 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from k2tui.core.board import TaskStatus
+from k2tui.core.gpu_series import GpuCurves
 from k2tui.core.job import Job, JobState
 from k2tui.core.ports import Backend
 from k2tui.core.snapshot import ServerView, Snapshot, StageInfo
@@ -130,7 +131,13 @@ class Dashboard(QuietApp):
         self.watch_terminal()
         self.theme_changed_signal.subscribe(self, self._retheme)
         self.set_interval(max(0.2, self.settings.refresh_s), self._tick)
-        self._order(self.backend.start, self._changed, then=lambda _none: self.draw_soon())
+        self._order(self.backend.start, self._changed, then=lambda _none: self._begin())
+
+    def _begin(self) -> None:
+        """The backend has started: the GPUs' last minutes are on disk, so that curves do not begin empty."""
+        now = self.clock()
+        self._order(self.backend.gpu_curves, now - 3600, now, 720, then=self.history.gpus.load)
+        self.draw_soon()
 
     def _changed(self) -> None:
         """From any thread: a new snapshot is worth drawing."""
@@ -310,9 +317,6 @@ class Dashboard(QuietApp):
                 known[event.action](event.key)
             return
         self.call_later(self.run_action, event.action)
-
-    def on_row_list_moved(self) -> None:
-        self.draw_soon()
 
     def action_stage(self, name: str) -> None:
         """Start a stage: its form first, with the exact command."""
@@ -511,6 +515,33 @@ class Dashboard(QuietApp):
         at = names.index(self.gpu_sort) if self.gpu_sort in names else 0
         self.gpu_sort = names[(at + 1) % len(names)]
         self.draw_now()
+
+    def action_gpu_curves(self) -> None:
+        """The GPUs over the time of the selected job, or of the selected benchmark when its table has the focus."""
+        deck = self.deck
+        focused = deck.focused if deck is not None else None
+        job = self._selected_job()
+        title, start, end = "", None, None
+        if isinstance(focused, PanelView) and focused.panel.name == "bench":
+            row = next((r for r in self.snap.bench if r.run_id == focused.selected.rpartition("/")[0]), None)
+            if row is not None:
+                title, start, end = f"GPUs during {row.label or row.run_id}", row.started_s, row.started_s + (row.duration_s or 1.0)
+        elif job is not None:
+            title, start, end = f"GPUs during {job.spec.title or job.spec.stage}", job.started_s, job.ended_s or self.clock()
+        if start is None or end is None:
+            self.say("select a job that has started, or a benchmark", "warning")
+            return
+
+        from k2tui.tui.gpucurves import lines, steps_for
+
+        width = min(96, self.size.width * 9 // 10 - 4)
+
+        def show(curves: GpuCurves) -> None:
+            from k2tui.tui.screens.dialogs import Reader
+
+            self.push_screen(Reader(title, lines(curves, width, self.glyphs)))
+
+        self._order(self.backend.gpu_curves, start, end + 1, steps_for(width, self.glyphs), then=show)
 
     def end_process(self, key: str) -> None:
         """Ends one process that holds GPU memory: asked first; its pid and birth time name it."""

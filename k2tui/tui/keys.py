@@ -41,6 +41,7 @@ KEYS = (
     Key("z", "z", "zoom", "Enlarge the focused panel, and back", "Look"),
     Key("tab", "Tab", "", "Next panel (Shift+Tab: previous)", "Look", False),
     Key("y", "y", "copy", "Copy: the selected row, the log's line, a command (OSC 52)", "Look"),
+    Key("c", "c", "gpu_curves", "GPUs over the time of the selected job or benchmark", "Look"),
     Key("R", "R", "report", "Report on the server for an issue tracker", "Look"),
     Key("m", "m", "notices", "Messages so far", "Look"),
     Key("o", "o", "", "Sort the GPUs: index, utilisation, memory, power, temperature", "GPUs", False),
@@ -60,6 +61,7 @@ KEYS = (
     Key("ctrl+p,colon", "^p :", "palette", "Command palette", "Program"),
     Key("T", "T", "themes", "Theme", "Program"),
     Key("ctrl+l", "^l", "redraw", "Draw everything again", "Program"),
+    Key("ctrl+z", "^z", "suspend_process", "Suspend; fg in the shell brings it back", "Program"),
     Key("q,ctrl+c", "q", "leave", "Quit; jobs and servers go on", "Program"),
     Key("Q", "Q", "leave_and_stop", "Quit and stop what runs (asks first)", "Program"),
 )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from k2tui.core.gpu_series import GpuCurves
 from k2tui.core.ports import Backend, LogPort
 from k2tui.core.snapshot import Snapshot
 from k2tui.errors import NotReadyError
@@ -68,3 +69,13 @@ class LateBackend:
 
     def report(self, server_key: str) -> str:
         return self._ready.report(server_key)
+
+    def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
+        return self._ready.end_processes(targets)
+
+    def watch_gpu(self, index: int | None) -> None:
+        if self._real is not None:
+            self._real.watch_gpu(index)
+
+    def gpu_curves(self, start_s: float, end_s: float, steps: int = 0) -> GpuCurves:
+        return self._ready.gpu_curves(start_s, end_s, steps)

@@ -200,8 +200,22 @@ def test_memory_starts_with_what_the_disk_has(tmp_path):
     memory.load(read_curves(T0, T0 + 120, folder=tmp_path))
     memory.push(view(T0 + 121, 66))
     assert memory.values(0, "gpu_utilization", 1, 10) == (33,) * 8 + (None, 66)
-    memory.load(read_curves(T0, T0 + 120, folder=tmp_path))  # too late: nothing changes
-    assert memory.values(0, "gpu_utilization", 1, 1) == (66,)
+    assert memory.values(0, "gpu_utilization", 15, 3) == (33, 66, None)
+
+
+def test_what_the_disk_has_may_come_after_the_first_samples(tmp_path):
+    history = GpuHistory(tmp_path)
+    for second in range(100):
+        history.push(view(T0 + second, 20))
+    history.close()
+    memory = GpuMemory()
+    memory.push(view(T0 + 98, 90))
+    memory.push(view(T0 + 99, 90))
+    memory.load(read_curves(T0, T0 + 100, folder=tmp_path))
+    memory.push(view(T0 + 101, 90))
+    assert memory.values(0, "gpu_utilization", 1, 6) == (20, 20, 90, 90, None, 90)
+    five = memory.values(0, "gpu_utilization", 5, 4)  # 90-94, 95-99 (both kinds), 100-104, and the next
+    assert five[0] == 20 and 20 < five[1] <= 90 and five[2:] == (90, None)
 
 
 def test_memory_of_another_board_at_the_same_index_starts_anew():

@@ -13,6 +13,7 @@ from typing import Any
 from k2tui.core.bench import BenchRow
 from k2tui.core.board import Board, Task, TaskStatus
 from k2tui.core.gpu import GpuProcess, GpuSample, GpuView
+from k2tui.core.gpu_series import CurveBuilder, GpuCurves
 from k2tui.core.host import HostSample
 from k2tui.core.job import Job, JobSpec, JobState, Progress
 from k2tui.core.load import DecodeBatch, LoadView, Phase, PhaseSpan, ShardCount, State
@@ -377,6 +378,22 @@ class FakeBackend:
     def add_task(self, content: str, priority: str = "medium") -> None:
         self._do("add_task", content, priority)
         self.added.append(Task(f"new{len(self.added)}", content, priority=priority))
+
+    def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
+        self._do("end_processes", tuple(targets))
+        return "; ".join(f"pid {pid}: ended" for pid, _born in targets)
+
+    def watch_gpu(self, index: int | None) -> None:
+        self.watched_gpu = index
+
+    def gpu_curves(self, start_s: float, end_s: float, steps: int = 0) -> GpuCurves:
+        if end_s - start_s >= 3600:  # what the dashboard asks for at its start: nothing was recorded
+            return GpuCurves(start_s, end_s, 1.0)
+        builder = CurveBuilder(start_s, end_s, steps or 60)
+        for step in range(steps or 60):
+            at = start_s + (step + 0.5) * builder.step_s
+            builder.add(at, 0, (step % 101, 10, 1024, 400, 60, 1980, 0), "GPU-0", "NVIDIA H200")
+        return builder.build()
 
     def report(self, server_key: str) -> str:
         return f"k2tui report on {server_key}\nversion 0.5.12\nargv python -m sglang.launch_server --api-key ***"

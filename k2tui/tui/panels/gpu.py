@@ -133,20 +133,20 @@ def charts(gpu: GpuSample, view: View, width: int, height: int) -> list[Line]:
         if series and max(series) > 0:
             live.append((label, _rate(now), series))
     wanted = len(table) + len(live)
-    each = max(1, min(6, height // wanted if height >= wanted else 1))
+    heights = [min(6, max(1, height // wanted + (number < height % wanted))) for number in range(wanted)]
     cells = max(0, width - LABEL)
     out: list[Line] = []
 
     def put(label: str, text: str, drawn: Sequence[str], role: str) -> None:
         for number, line in enumerate(drawn):
-            head = fit(f"{label:9}", 9) + fit(text, LABEL - 10) + " " if number == 0 else " " * LABEL
+            head = fit(f"{label:9}", 9) + fit(text, LABEL - 10, "<", view.glyphs.ellipsis) + " " if number == 0 else " " * LABEL
             out.append((Seg(head, "dim" if number else ""), Seg(line, role)))
 
-    for label, text, metric, top, role in table:
+    for (label, text, metric, top, role), each in zip(table, heights, strict=False):
         if len(out) + each > height:
             return out
         put(label, text, curves(view, gpu.index, metric, cells, each, step_s=step_s, top=top or 1.0), role)
-    for label, text, series in live:
+    for (label, text, series), each in zip(live, heights[len(table) :], strict=True):
         if len(out) + each > height:
             return out
         tail = list(series)[-cells * (1 if view.glyphs.ascii else 2) :]

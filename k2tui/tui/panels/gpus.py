@@ -173,7 +173,12 @@ def _card(gpu: GpuSample, view: View, all_: GpuView, width: int, lines: int) -> 
         Seg(ranks_of(all_, gpu.index), "accent"),
         Seg("  " + " ".join(jobs), "faint"),
     ]
-    state = state_segs(gpu, left - line_width(title) - 1)
+    memory_heat = "" if gpu.memory_temperature_c is None else f" mem {gpu.memory_temperature_c}{g.degree}"
+    heat = (NONE_TEXT if gpu.temperature_c is None else f"{gpu.temperature_c}{g.degree}") + memory_heat
+    vital: list[Seg] = [Seg(heat, heat_role(gpu)), Seg(f"  {gpu.sm_clock_mhz or NONE_TEXT} MHz")]
+    state: Line = state_segs(gpu, max(5, left - line_width(title) - line_width(vital) - 3))
+    if lines < 5:
+        state = (*state, Seg("  "), *vital)
     meters: list[Line] = [
         _meter("util", None if util is None else util / 100, load_role(util), NONE_TEXT if util is None else f"{util}%", left, view),
         _meter(
@@ -188,18 +193,14 @@ def _card(gpu: GpuSample, view: View, all_: GpuView, width: int, lines: int) -> 
     ]
     if gpu.memory_kind == "unified":
         meters[1] = (*meters[1][:-1], Seg(fit(f"{memory_words(gpu)} host", 17, ">"), "warn"))
-    memory_heat = "" if gpu.memory_temperature_c is None else f" mem {gpu.memory_temperature_c}{g.degree}"
-    facts: list[Seg] = [
-        Seg((NONE_TEXT if gpu.temperature_c is None else f"{gpu.temperature_c}{g.degree}") + memory_heat, heat_role(gpu)),
-        Seg(f"  {gpu.sm_clock_mhz or NONE_TEXT} MHz"),
-    ]
+    facts: list[Seg] = list(vital)
     if gpu.pcie_gen is not None and gpu.pcie_width is not None:
         facts.append(Seg(f"  Gen{gpu.pcie_gen} x{gpu.pcie_width}", "dim"))
     if gpu.nvlink_rx_kb_s is not None and gpu.nvlink_tx_kb_s is not None:
         facts.append(Seg(f"  nv {g.down}{bytes_text(gpu.nvlink_rx_kb_s * 1000)} {g.up}{bytes_text(gpu.nvlink_tx_kb_s * 1000)}", "dim"))
     if gpu.fan_percent is not None:
         facts.append(Seg(f"  fan {gpu.fan_percent}%", "dim"))
-    body = [*meters[: lines - 1], facts] if lines >= 5 else [*meters[:2], facts][: lines - 1]
+    body = [*meters[: lines - 1], facts] if lines >= 5 else meters[: lines - 1]
     sides = [fit_line((*fit_line(title, left - line_width(state)), *state), left), *[fit_line(line, left) for line in body]]
     if room < 20:
         return sides

@@ -27,8 +27,8 @@ class GpuScreen(Deck):
                 Slot("processes", 0, top, width, height - top - 3, "rule"),
                 Slot("host", 0, height - 3, width, 3, "rule"),
             )
-        host = 5 if height >= 40 else 4
-        least = min(max(4, processes + 3), height // 3)
+        host = 4
+        least = min(max(4, processes + 2), height // 3)
         room = height - host - least
         top = min(max(3, count) + 3, room)
         if width - 4 >= CARD_WIDTH and count:
