@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -33,6 +34,17 @@ def venv() -> Path:
         assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
         (VENV / "ready").touch()
     return VENV
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(own_home: Path) -> Iterator[None]:
+    yield
+    for proc in psutil.process_iter():
+        try:
+            if proc.pid != os.getpid() and proc.environ().get("K2TUI_HOME") == str(own_home):
+                proc.kill()
+        except psutil.Error:
+            continue
 
 
 def k2(*argv: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
