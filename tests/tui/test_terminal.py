@@ -70,7 +70,7 @@ def test_the_painted_screen_equals_a_full_repaint(start) -> None:  # type: ignor
 @pytest.mark.parametrize("ignore_hup", [False, True], ids=["SIGHUP", "EOF only"])
 def test_hang_up_ends_it_and_spares_the_job(start, ignore_hup: bool) -> None:  # type: ignore[no-untyped-def]
     t = start("loading", "--child", "--log-rate", "20", ignore_hup=ignore_hup)
-    t.wait_for("Jobs")
+    t.wait_for("serve kimi-k25")
     t.pump(0.5)
     children = [int(p) for p in Path(f"/proc/{t.pid}/task/{t.pid}/children").read_text().split()]
     assert children
@@ -109,7 +109,8 @@ def test_frozen_link_neither_blocks_nor_floods(start, tmp_path: Path) -> None:  
     assert cpu < 6.0
     assert flood < 60_000, f"{flood} bytes of stale frames"
     t.send("1")
-    t.wait_for("GPUs")
+    t.wait_for("Board")
+    t.wait_for("141G")
     t.send("q")
     assert t.wait_end(5) == 0
 

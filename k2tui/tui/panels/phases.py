@@ -29,10 +29,11 @@ def draw(view: View, width: int, height: int) -> Picture:
     ready = zero + load.ready_s if load.ready_s is not None else (view.now_s if alive else max(e or s for _, s, e in spans))
     whole = max(0.001, ready - zero)
     rows = []
-    for phase, start, end in spans:
+    for n, (phase, start, end) in enumerate(spans):
         stop = end if end is not None else (view.now_s if alive else start)
         took = fmt.age(stop - start) if end is None and alive else fmt.duration(stop - start)
-        role = "info" if end is None and alive else ("bar" if alive or end is not None else "bad")
+        died_in = load.state is State.FAILED and n == len(spans) - 1
+        role = "bad" if died_in else ("info" if end is None and alive else "bar")
 
         def strip(cells: int, a: float = start, b: float = stop, role: str = role) -> list[Seg]:
             first = min(cells - 1, max(0, round((a - zero) / whole * cells)))

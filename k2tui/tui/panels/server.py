@@ -170,15 +170,19 @@ def timeline(server: ServerView, view: View, width: int) -> Line:
     load, g = server.load, view.glyphs
     groups: list[list[Seg]] = []
     alive = load.state not in (State.FAILED, State.STOPPED)
-    for phase, start, end in merged_phases(load):
+    spans = merged_phases(load)
+    for n, (phase, start, end) in enumerate(spans):
         now_in = end is None
-        if end is not None and end - start < SHORTEST_S:
+        died_in = load.state is State.FAILED and n == len(spans) - 1
+        if end is not None and end - start < SHORTEST_S and not died_in:
             continue
         took = fmt.age(view.now_s - start) if now_in and alive else ("" if end is None else fmt.duration(end - start))
-        if not now_in:
+        if died_in:
+            mark, role = g.bad, "bad"
+        elif not now_in:
             mark, role = g.ok, "ok"
         elif not alive:
-            mark, role = (g.bad, "bad") if load.state is State.FAILED else (g.skip, "dim")
+            mark, role = g.skip, "dim"
         elif load.state in (State.STALLED, State.DEGRADED):
             mark, role = g.warn, "warn"
         else:

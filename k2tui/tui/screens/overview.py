@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from k2tui.tui.screens.deck import Deck, Slot
+from k2tui.tui.view import View
 
 
 class OverviewScreen(Deck):
     NAME: ClassVar[str] = "overview"
-    PANELS: ClassVar[tuple[str, ...]] = ("server", "gpus", "host", "jobs", "board", "bench")
+    PANELS: ClassVar[tuple[str, ...]] = ("server", "gpus", "host", "jobs", "board", "bench", "decode")
     FOCUS: ClassVar[str] = "jobs"
     HAS_LOG: ClassVar[bool] = True
 
@@ -66,10 +67,15 @@ class OverviewScreen(Deck):
         left = height - y
         if wide:
             right = width * 2 // 5
-            jobs = max(6, left * 2 // 5)
+            jobs = max(6, min(self._longest_list() + 3, left * 2 // 5))
             slots.append(Slot("jobs", 0, y, width - right, jobs))
             slots.append(Slot("bench", width - right, y, right, jobs))
-            slots.append(Slot("log", 0, y + jobs, width, left - jobs))
+            y += jobs
+            if left - jobs >= 10 and self._serves():
+                slots.append(Slot("log", 0, y, width - right, left - jobs))
+                slots.append(Slot("decode", width - right, y, right, left - jobs))
+            else:
+                slots.append(Slot("log", 0, y, width, left - jobs))
             return slots
         half = width * 11 // 20
         jobs = max(5, left * 2 // 5)
@@ -87,6 +93,14 @@ class OverviewScreen(Deck):
             slots.append(Slot("log", 0, y, width, log))
         return slots
 
-    def draw_log(self, view) -> None:  # type: ignore[no-untyped-def]
+    def _longest_list(self) -> int:
+        view = self._view
+        return max(len(view.snap.jobs), min(8, len(view.snap.bench)), 3) if view is not None else 3
+
+    def _serves(self) -> bool:
+        server = self._view.server if self._view is not None else None
+        return server is not None and bool(self._view and self._view.history.get(f"{server.key}.tok_s"))
+
+    def draw_log(self, view: View) -> None:
         if "log" in self._slots:
             self.dashboard.follow_server_log(self)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from k2tui.core.load import State
 from k2tui.tui.screens.deck import Deck, Slot
+from k2tui.tui.view import View
 
 
 class ServerScreen(Deck):
     NAME: ClassVar[str] = "server"
     PANELS: ClassVar[tuple[str, ...]] = ("server", "diagnosis", "phases", "decode")
-    FOCUS: ClassVar[str] = "phases"
+    FOCUS: ClassVar[str] = "server"
+    HAS_LOG: ClassVar[bool] = True
     HINTS: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("p", "proof line", "proof"),
         ("l", "log", "open_log"),
@@ -19,34 +22,35 @@ class ServerScreen(Deck):
     )
 
     def place(self, width: int, height: int) -> Sequence[Slot]:
+        """Charts once it serves, its log before that and when it has failed."""
         phases = self._phase_count()
+        below = "decode" if self._serves() else "log"
         if width >= 120 and height >= 30:
             left = width * 9 // 20
-            middle = max(phases + 3, 10)
-            middle = min(middle, height - 7 - 8)
+            middle = min(max(phases + 3, 11), height - 7 - 8)
             return (
                 Slot("server", 0, 0, width, 7),
                 Slot("phases", 0, 7, left, middle),
                 Slot("diagnosis", left, 7, width - left, middle),
-                Slot("decode", 0, 7 + middle, width, height - 7 - middle),
+                Slot(below, 0, 7 + middle, width, height - 7 - middle),
             )
-        if height < 30:
-            top = min(phases + 2, 9)
-            return (
-                Slot("server", 0, 0, width, 5, "rule"),
-                Slot("phases", 0, 5, width, top, "rule"),
-                Slot("diagnosis", 0, 5 + top, width, height - 5 - top, "rule"),
-            ) if not self._serves() else (
-                Slot("server", 0, 0, width, 5, "rule"),
-                Slot("diagnosis", 0, 5, width, 4, "rule"),
-                Slot("decode", 0, 9, width, height - 9, "rule"),
-            )
-        return (
-            Slot("server", 0, 0, width, 6),
-            Slot("phases", 0, 6, width, min(phases + 3, 11)),
-            Slot("diagnosis", 0, 6 + min(phases + 3, 11), width, 8),
-            Slot("decode", 0, 14 + min(phases + 3, 11), width, height - 14 - min(phases + 3, 11)),
-        )
+        frame = "rule" if height < 30 else "box"
+        head = 5 if height < 30 else 7
+        server = self._view.server if self._view is not None else None
+        wrong = server is not None and server.load.state in (State.FAILED, State.STALLED, State.DEGRADED)
+        diagnosis = (7 if wrong else 4) if height < 30 else (9 if wrong else 5)
+        shown = min(phases + (2 if frame == "rule" else 3), max(4, (height - head - diagnosis) // 2))
+        if height < 30 and self._serves():
+            shown = 0  # the times are in the server's line already: charts tell more
+        slots = [Slot("server", 0, 0, width, head, frame)]
+        y = head
+        if shown:
+            slots.append(Slot("phases", 0, y, width, shown, frame))
+            y += shown
+        slots.append(Slot("diagnosis", 0, y, width, diagnosis, frame))
+        y += diagnosis
+        slots.append(Slot(below, 0, y, width, height - y, frame))
+        return slots
 
     def _phase_count(self) -> int:
         server = self._view.server if self._view is not None else None
@@ -54,4 +58,10 @@ class ServerScreen(Deck):
 
     def _serves(self) -> bool:
         server = self._view.server if self._view is not None else None
-        return server is not None and server.load.decode is not None
+        if server is None or server.load.state in (State.FAILED, State.STOPPED, State.LOADING):
+            return False
+        return server.load.decode is not None or (server.http is not None and server.http.num_running_reqs is not None)
+
+    def draw_log(self, view: View) -> None:
+        if "log" in self._slots:
+            self.dashboard.follow_server_log(self)
