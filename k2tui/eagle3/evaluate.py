@@ -79,6 +79,7 @@ def evaluate(
         else len(mine)
     )
     sums = torch.zeros(6, steps, dtype=torch.float64, device=ranks.device)
+    counts = torch.zeros(steps, dtype=torch.float64, device=ranks.device)
     for n in range(most):
         real = n < len(mine)
         samples = [states.sample(i) for i in (mine[n] if real else packs[0][:1])]
@@ -100,13 +101,10 @@ def evaluate(
         sums[3] += losses
         sums[4] += _alpha_sums(module, result, pack)
         sums[5] += torch.stack([x.double().sum() for x in result.known.split(pack.counts)])
-        counts = torch.tensor(pack.counts, dtype=torch.float64, device=ranks.device)
-        sums_counts = counts if n == 0 else sums_counts + counts  # type: ignore[has-type]
-    if not mine:
-        sums_counts = torch.zeros(steps, dtype=torch.float64, device=ranks.device)
+        counts += torch.tensor(pack.counts, dtype=torch.float64, device=ranks.device)
     ranks.sum_(sums)
-    ranks.sum_(sums_counts)
-    return report_of(sums.cpu().numpy(), sums_counts.cpu().numpy(), num_steps)
+    ranks.sum_(counts)
+    return report_of(sums.cpu().numpy(), counts.cpu().numpy(), num_steps)
 
 
 def report_of(sums: np.ndarray, counts: np.ndarray, num_steps: int) -> EvalReport:

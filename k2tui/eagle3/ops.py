@@ -54,11 +54,13 @@ def _swiglu_fwd(both: Tensor) -> Tensor:
     return (wide * torch.sigmoid(wide) * up.float()).to(both.dtype)
 
 
-def _swiglu_bwd(grad: Tensor, both: Tensor) -> Tensor:
+def _swiglu_both(grad: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
+    """The SwiGLU's output again, and the gradient of its input: one pass over the largest rows there are."""
     gate, up = (x.float() for x in both.chunk(2, -1))
     g = grad.float()
     s = torch.sigmoid(gate)
-    return torch.cat((g * up * s * (1 + gate * (1 - s)), g * gate * s), -1).to(both.dtype)
+    slope = torch.cat((g * up * s * (1 + gate * (1 - s)), g * gate * s), -1)
+    return (gate * s * up).to(both.dtype), slope.to(both.dtype)
 
 
 def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -75,7 +77,7 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 norm_fwd, norm_bwd = _body(_norm_fwd), _body(_norm_bwd)
-swiglu_fwd, swiglu_bwd = _body(_swiglu_fwd), _body(_swiglu_bwd)
+swiglu_fwd, swiglu_both = _body(_swiglu_fwd), _body(_swiglu_both)
 rotate_half, rotate_pairs = _body(_rotate_half), _body(_rotate_pairs)
 
 
@@ -148,9 +150,8 @@ class MlpBlock(torch.autograd.Function):
         normed = norm_fwd(r, norm, ctx.eps)
         if both is None:
             both = normed @ gate_up.t()
-        act = swiglu_fwd(both)
+        act, d_both = swiglu_both(g @ down, both)
         d_down = g.t() @ act
-        d_both = swiglu_bwd(g @ down, both)
         del act, both
         d_gate_up = d_both.t() @ normed
         d_normed = d_both @ gate_up

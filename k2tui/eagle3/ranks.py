@@ -78,7 +78,11 @@ class Ranks:
         """Sum the gradients of plain (not sharded) parameters over all ranks, a few large messages at a time."""
         if self.size == 1 or self.sharded:
             return
-        grads = [p.grad for p in parameters if p.grad is not None]
+        grads: list[Tensor] = []
+        for p in parameters:
+            if p.grad is None:  # a rank without a pack in this step takes part with zeros
+                p.grad = torch.zeros_like(p)
+            grads.append(p.grad)
         start = 0
         while start < len(grads):
             end, count = start, 0

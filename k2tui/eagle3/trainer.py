@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -354,7 +354,9 @@ class Trainer:
         o = self.options
         if samples and samples[0].length == 0:
             first = self.states.sample(0)
-            samples = [Sample(first.input_ids, torch.zeros_like(first.loss_mask), first.aux, first.last)]
+            blank = Sample(first.input_ids, torch.zeros_like(first.loss_mask), first.aux, first.last)
+            made = make_pack([blank], o.ttt.ttt_length, shifted=o.ttt.shifted, dtype=self.dtype)
+            return replace(made, num_tokens=0, num_loss_tokens=0)
         return make_pack(samples, o.ttt.ttt_length, shifted=o.ttt.shifted, dtype=self.dtype)
 
     def _loader(self, first: int) -> Loader:

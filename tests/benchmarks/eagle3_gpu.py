@@ -1,6 +1,6 @@
 """Speed, memory and accuracy of the EAGLE-3 trainer on one GPU, side by side with SpecForge 0.2.0 on the same files.
 
-    python3 tests/benchmarks/eagle3_gpu.py --out OUT [--wheels DIR] [--parts check,ours8b,sf8b,oursk2,sfk2] [--tiny] [--deadline 520]
+    python3 tests/benchmarks/eagle3_gpu.py --out OUT [--wheels DIR] [--parts data:8b,train:8b,...] [--tiny] [--deadline 560]
 
 Makes synthetic states (a target whose next token is learnable from its states), writes them as SpecForge's .ckpt files, then runs
 every part in a process of its own: a crash or a full memory costs one row. --wheels: folder with the wheels of specforge and what
@@ -18,6 +18,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -91,13 +92,14 @@ def make_data(plan: Plan, root: Path) -> None:
         metadata={"format": "pt"},
     )
     save_file(
-        {"model.embed_tokens.weight": embed.cpu()},
+        {"model.embed_tokens.weight": embed.cpu(), "model.norm.weight": torch.ones(hidden).bfloat16()},
         str(folder / "target" / "model-00002-of-00002.safetensors"),
         metadata={"format": "pt"},
     )
     where = {
         "lm_head.weight": "model-00001-of-00002.safetensors",
         "model.embed_tokens.weight": "model-00002-of-00002.safetensors",
+        "model.norm.weight": "model-00002-of-00002.safetensors",
     }
     (folder / "target" / "model.safetensors.index.json").write_text(
         json.dumps({"metadata": {}, "weight_map": where})
@@ -469,7 +471,7 @@ def part_sf_child(config: str, record: str) -> None:
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "32690",
+        "MASTER_PORT": str(32690 + 2 * int(os.environ.get("CUDA_VISIBLE_DEVICES", "0")[:1] or 0)),
         "HF_HUB_OFFLINE": "1",
     }.items():
         os.environ[key] = value
@@ -600,7 +602,7 @@ def deadline_left() -> float:
     return float(os.environ.get("BENCH_END", "1e12")) - time.time()
 
 
-def child(part: str, shape: str, args: argparse.Namespace) -> dict[str, Any]:
+def child(part: str, shape: str, args: argparse.Namespace, gpu: str) -> dict[str, Any]:
     """Run one part in a process of its own; its result, {} when it failed."""
     result = args.root / f"{part}-{shape}.json"
     result.unlink(missing_ok=True)
@@ -619,14 +621,54 @@ def child(part: str, shape: str, args: argparse.Namespace) -> dict[str, Any]:
     ]
     start = time.perf_counter()
     try:
-        subprocess.run(line, timeout=max(20.0, deadline_left()), check=False)
+        subprocess.run(
+            line,
+            timeout=max(20.0, deadline_left()),
+            check=False,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+        )
     except subprocess.TimeoutExpired:
         say(f"  {part} {shape}: no time left")
     say(f"[{part} {shape}: {time.perf_counter() - start:.0f} s, {deadline_left():.0f} s left]")
     return json.loads(result.read_text()) if result.exists() else {}
 
 
+def part_cli(plan: Plan, root: Path, out: Path, ranks: int, shard: bool) -> dict[str, Any]:
+    """The trainer as people start it (torchrun for more than one rank): speed, memory and the loss curve."""
+    folder, name = plan.folder(root), f"cli-{ranks}{'-shard' if shard else ''}"
+    module = ["-m", "k2tui.eagle3.train"]
+    start = [sys.executable, *module] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", "32691", *module]  # fmt: skip
+    line = [
+        *start, "--states", str(folder / "hs"), "--target", str(folder / "target"), "--init", str(folder / "draft0"), "--out", str(folder / name), "--held-out", "0", "--chains", "0",
+        "--epochs", "2", "--max-steps", "16", "--batch-size", str(2 * plan.batch), "--max-tokens", str(plan.batch * plan.length), "--ttt-length", str(plan.ttt), "--lr", str(RATE),
+        *(["--shard"] if shard else []), *(["--max-tokens", "256"] if plan.tiny else []),
+    ]  # fmt: skip
+    began = time.perf_counter()
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=max(30.0, deadline_left() - 5), check=False, cwd=ROOT
+    )
+    found: dict[str, Any] = {"rc": done.returncode, "wall_s": time.perf_counter() - began}
+    metrics = folder / name / "metrics.jsonl"
+    if done.returncode or not metrics.exists():
+        say(done.stderr[-2000:])
+        return found
+    rows = [r for r in map(json.loads, metrics.read_text().splitlines()) if r["kind"] == "step"]
+    steady = rows[6:] or rows
+    found |= {
+        "tok_s": statistics.median(r["tok_s"] for r in steady), "loss_tok_s": statistics.median(r["loss_tok_s"] for r in steady), "losses": [r["loss"] for r in rows],
+        "grad_norms": [r["grad_norm"] for r in rows], "wait_share": statistics.median(r["wait_share"] for r in steady), "peak_gib": (rows[-1]["memory_b"] or 0) / 2**30,
+    }  # fmt: skip
+    mfus = [r["mfu"] for r in steady if r["mfu"]]
+    if mfus:
+        found["mfu"] = statistics.median(mfus)
+    say(f"  {name}: losses {' '.join(f'{x:.4f}' for x in found['losses'][:8])} ... {found['losses'][-1]:.4f}")
+    return found
+
+
 PARTS: dict[str, Any] = {
+    "cli1": lambda p, r, o: part_cli(p, r, o, 1, False),
+    "cli2": lambda p, r, o: part_cli(p, r, o, 2, False),
+    "clishard": lambda p, r, o: part_cli(p, r, o, 2, True),
     "check": lambda p, r, o: part_check(p, r),
     "data": lambda p, r, o: make_data(p, r) or {"ok": True},
     "train": part_ours_train,
@@ -651,9 +693,10 @@ def main() -> None:
     parser.add_argument("--wheels", type=Path)
     parser.add_argument(
         "--parts",
-        default="check:8b,data:8b,train:8b,sf:8b,resident:8b,data:k2,resident:k2,train:k2,sf:k2,sfacc:8b,sfcompact:8b,sfsmall:8b",
+        default="",
+        help="comma list of part:shape, run in turn; default: all, by the number of GPUs",
     )
-    parser.add_argument("--deadline", type=float, default=525.0)
+    parser.add_argument("--deadline", type=float, default=560.0)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--part")
     parser.add_argument("--shape", default="8b")
@@ -677,28 +720,79 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--upgrade", "--target", str(site), *map(str, sorted(args.wheels.glob("*.whl")))], check=False)  # fmt: skip
         os.environ["PYTHONPATH"] = f"{site}:{os.environ.get('PYTHONPATH', '')}"
     results: dict[str, Any] = {}
-    for item in args.parts.split(","):
+    lanes = [args.parts.split(",")] if args.parts else lanes_for(gpu_count())
+    if len(lanes) == 1:
+        lane(lanes[0], "0", args, results)
+    else:
+        threads = [
+            threading.Thread(target=lane, args=(one, str(n), args, results))
+            for n, one in enumerate(lanes[:2])
+        ]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        for rest in lanes[2:]:
+            lane(rest, "0,1", args, results)
+    table(results)
+    shutil.rmtree(args.root, ignore_errors=True)
+
+
+def gpu_count() -> int:
+    done = (
+        subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+        if shutil.which("nvidia-smi")
+        else None
+    )
+    return len(done.stdout.splitlines()) if done else 0
+
+
+def lanes_for(gpus: int) -> list[list[str]]:
+    """One GPU: everything in turn, the most wanted first. Two: ours on the first, SpecForge on the second, then both together."""
+    if gpus < 2:
+        return [
+            [
+                "data:k2",
+                "sf:k2",
+                "train:k2",
+                "data:8b",
+                "train:8b",
+                "sf:8b",
+                "sfacc:8b",
+                "resident:8b",
+                "sfcompact:8b",
+                "resident:k2",
+                "sfsmall:8b",
+            ]
+        ]
+    ours = ["data:k2", "data:8b", "train:8b", "train:k2", "cli1:8b", "resident:8b", "sfcompact:8b"]
+    theirs = ["sf:k2", "sf:8b", "sfacc:8b"]
+    return [ours, theirs, ["cli2:8b", "clishard:8b"], ["resident:k2"]]
+
+
+def lane(items: list[str], gpu: str, args: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Parts in turn on the given GPUs; one that needs another's data waits for it."""
+    for item in items:
         part, shape = item.split(":")
         if deadline_left() < 25:
             say(f"[{item}: skipped, no time left]")
             continue
-        say(f"== {item}")
-        results[item] = child(part, shape, args)
-        table(results)
-        slim = json.loads(json.dumps(results))
-        for value in slim.values():
-            if isinstance(value, dict) and not args.tiny:
-                value["rows"] = (value.get("rows") or [])[:40]
-        (args.out / "eagle3-gpu.json").write_text(
-            json.dumps(
-                {
-                    "plans": {s: {k: v for k, v in vars(Plan(s, args.tiny)).items()} for s in ("8b", "k2")},
-                    "results": slim,
-                },
-                indent=1,
-            )
-        )
-    shutil.rmtree(args.root, ignore_errors=True)
+        while part != "data" and f"data:{shape}" not in results and not args.parts and deadline_left() > 25:
+            time.sleep(0.5)
+        say(f"== {item} (GPU {gpu})")
+        got = child(part, shape, args, gpu)
+        with LOCK:
+            results[item] = got
+            table(results)
+            slim = json.loads(json.dumps(results))
+            for value in slim.values():
+                if isinstance(value, dict) and not args.tiny:
+                    value["rows"] = (value.get("rows") or [])[:40]
+            plans = {name: vars(Plan(name, args.tiny)) for name in ("8b", "k2")}
+            (args.out / "eagle3-gpu.json").write_text(json.dumps({"plans": plans, "results": slim}, indent=1))
+
+
+LOCK = threading.Lock()
 
 
 def table(results: dict[str, Any]) -> None:

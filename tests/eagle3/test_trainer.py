@@ -1,0 +1,289 @@
+"""Runs of the real trainer on the small world: learning, resume, ranks, alarms, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from k2tui.eagle3 import saves
+from k2tui.eagle3.step import OptimOptions
+from k2tui.eagle3.trainer import Trainer, TrainOptions
+from k2tui.eagle3.ttt import TttOptions
+from k2tui.errors import K2Error
+
+from . import world
+
+SHOWN = ("step", "loss", "losses", "accuracy", "learning_rate", "grad_norm", "tokens")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    head = world.make_target(root / "target")
+    world.write_states(root / "states", world.make_samples(head, 40), root / "target")
+    return root
+
+
+def options(place: Path, out: Path, **over: object) -> TrainOptions:
+    base: dict[str, object] = {
+        "states": str(place / "states"), "target": str(place / "target"), "out": str(out), "held_out": 0.15, "epochs": 2, "batch_size": 8, "draft_vocab_size": 48,
+        "ttt": TttOptions(ttt_length=3), "optim": OptimOptions(learning_rate=3e-3), "device": "cpu", "chains": 3, "save_every": 3, "eval_every": 100,
+    }  # fmt: skip
+    return TrainOptions(**{**base, **over})  # type: ignore[arg-type]
+
+
+def train(chosen: TrainOptions) -> dict[str, object]:
+    return Trainer(chosen, say=lambda text: None).run()
+
+
+def curve(out: Path) -> list[dict[str, object]]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: r[k] for k in SHOWN} for r in rows if r["kind"] == "step"]
+
+
+def flags(place: Path, out: Path, *more: str) -> list[str]:
+    return [
+        "--states", str(place / "states"), "--target", str(place / "target"), "--out", str(out), "--held-out", "0.15", "--epochs", "2", "--draft-vocab-size", "48",
+        "--ttt-length", "3", "--lr", "3e-3", "--device", "cpu", "--chains", "0", "--save-every", "3", "--eval-every", "100", *more,
+    ]  # fmt: skip
+
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+
+
+def test_training_learns_and_beats_the_untrained_draft(place: Path, tmp_path: Path) -> None:
+    result = train(options(place, tmp_path, epochs=5, eval_every=0))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    first = next(r for r in rows if r["kind"] == "eval")
+    assert first["step"] == 0 and first["accept_length"] < 1.2
+    assert result["expected_accept_length"] > first["accept_length"] + 0.3  # type: ignore[operator]
+    assert result["chain_accept_length"] > 1.25  # type: ignore[operator]
+    assert (tmp_path / "draft-best" / "model.safetensors").exists() and (tmp_path / "draft-last" / "README.md").exists()
+    steps = [r for r in rows if r["kind"] == "step"]
+    assert all(r["tok_s"] > 0 and r["eta_s"] >= 0 for r in steps) and steps[-1]["eta_s"] == 0
+
+
+def test_a_resumed_run_prints_the_same_numbers(place: Path, tmp_path: Path) -> None:
+    train(options(place, tmp_path / "whole"))
+    train(options(place, tmp_path / "parts"))
+    folder = tmp_path / "parts" / "saves"
+    for save in folder.glob("step-*"):  # as if the run had ended after its save at step 6
+        if save.name > "step-00000006":
+            import shutil
+
+            shutil.rmtree(save)
+    train(options(place, tmp_path / "parts"))
+    assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
+
+
+def test_a_run_killed_dead_resumes_exactly(place: Path, tmp_path: Path) -> None:
+    train(options(place, tmp_path / "whole", chains=0))
+    out = tmp_path / "killed"
+    line = [sys.executable, "-m", "k2tui.eagle3.train", *flags(place, out)]
+    run = subprocess.Popen(line, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (out / "saves" / "last.json").exists() and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.02)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert (out / "saves" / "last.json").exists()
+    done = subprocess.run(line, env=ENV, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "resumed after step" in done.stderr or run.returncode == 0
+    assert curve(out) == curve(tmp_path / "whole")
+
+
+def test_a_stop_signal_saves_and_ends(place: Path, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "k2tui.eagle3.train", *flags(place, tmp_path, "--epochs", "400", "--save-every", "100000")]
+    run = subprocess.Popen(line, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    metrics = tmp_path / "metrics.jsonl"
+    while time.monotonic() < deadline and not (metrics.exists() and '"kind": "step"' in metrics.read_text()):
+        time.sleep(0.05)
+    run.send_signal(signal.SIGTERM)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 143, errors
+    save = saves.last_save(tmp_path / "saves")
+    assert save is not None and saves.read_facts(save)["place"]["step"] == len(curve(tmp_path))
+
+
+TWO_RANKS = """
+import sys
+from k2tui.eagle3.train import main
+for mode in ("plain", "shard"):
+    args = sys.argv[2:] + ["--out", f"{sys.argv[1]}/{mode}"] + (["--shard"] if mode == "shard" else [])
+    assert main(args) == 0
+"""
+
+
+def test_two_ranks_train_the_same_curve(place: Path, tmp_path: Path) -> None:
+    """Data parallel and FSDP2 over gloo, started as torchrun starts its ranks; the save of two ranks opens on one."""
+    small = ["--max-tokens", "100", "--max-steps", "6", "--save-every", "4"]
+    line = [sys.executable, "-c", TWO_RANKS, str(tmp_path), *flags(place, tmp_path / "unused", *small)]
+    both = [
+        subprocess.Popen(
+            line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**ENV, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "32610"},
+        )
+        for r in range(2)
+    ]  # fmt: skip
+    try:
+        errors = [p.communicate(timeout=110)[1] for p in both]
+    finally:
+        for p in both:
+            p.kill()
+    assert [p.returncode for p in both] == [0, 0], errors[0][-3000:] + errors[1][-3000:]
+    train(options(place, tmp_path / "one", chains=0, max_tokens=100, max_steps=6, save_every=4))
+    one = saves.last_save(tmp_path / "one" / "saves")
+    assert one is not None
+    weights = load_file(one / "weights.safetensors")
+    for mode in ("plain", "shard"):
+        a, b = curve(tmp_path / "one"), curve(tmp_path / mode)
+        assert len(a) == len(b) == 6
+        for x, y in zip(a, b, strict=True):
+            assert y["loss"] == pytest.approx(x["loss"], rel=1e-5) and y["grad_norm"] == pytest.approx(x["grad_norm"], rel=1e-4)
+            assert y["tokens"] == x["tokens"] and y["accuracy"] == pytest.approx(x["accuracy"], abs=0.02)
+        save = saves.last_save(tmp_path / mode / "saves")
+        assert save is not None
+        others = load_file(save / "weights.safetensors")
+        assert weights.keys() == others.keys()
+        for name in weights:
+            torch.testing.assert_close(weights[name], others[name], rtol=2e-3, atol=2e-4)
+        again = Trainer(options(place, tmp_path / mode, chains=0, max_tokens=100, max_steps=6), say=lambda text: None)
+        assert again._resume() and again.place.step == 6
+        held = next(p for n, p in again.module.draft.named_parameters() if n == "fc.weight")
+        torch.testing.assert_close(held.data, others["fc.weight"], rtol=0, atol=0)
+
+
+def test_other_options_are_refused_on_resume(place: Path, tmp_path: Path) -> None:
+    train(options(place, tmp_path, max_steps=3, chains=0))
+    with pytest.raises(K2Error, match="batch_size"):
+        train(options(place, tmp_path, max_steps=3, batch_size=4))
+    with pytest.raises(K2Error, match="other samples"):
+        head = world.make_target(tmp_path / "t2")
+        world.write_states(tmp_path / "s2", world.make_samples(head, 41), place / "target")
+        train(options(place, tmp_path, max_steps=3, states=str(tmp_path / "s2")))
+    train(options(place, tmp_path, max_steps=3, batch_size=4, resume=False, chains=0))
+
+
+def test_nan_alarm_keeps_the_weights(place: Path, tmp_path: Path) -> None:
+    trainer = Trainer(options(place, tmp_path, chains=0, held_out=0.0), say=lambda text: None)
+    with torch.no_grad():
+        trainer.head.inside.fill_(float("nan"))
+    before = {n: p.detach().clone() for n, p in trainer.module.draft.named_parameters()}
+    with pytest.raises(K2Error, match="not finite"):
+        trainer.run()
+    assert all(torch.equal(p, before[n]) for n, p in trainer.module.draft.named_parameters())
+
+
+def test_no_signal_alarm(place: Path, tmp_path: Path) -> None:
+    head = world.make_target(tmp_path / "t")
+    blank = [type(s)(s.input_ids, torch.zeros_like(s.loss_mask), s.aux, s.last) for s in world.make_samples(head, 16)]
+    world.write_states(tmp_path / "blank", blank, place / "target")
+    with pytest.raises(K2Error, match="no signal"):
+        train(options(place, tmp_path / "out", states=str(tmp_path / "blank"), held_out=0.0, epochs=20))
+
+
+def test_a_full_disk_leaves_the_save_before_it(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import safetensors.torch
+
+    said: list[str] = []
+    real = safetensors.torch.save_file
+    count = {"n": 0}
+
+    def full(tensors, path, *args, **kwargs):  # type: ignore[no-untyped-def]
+        count["n"] += "saves" in str(path)
+        if "saves" in str(path) and count["n"] > 2:
+            raise OSError(28, "No space left on device")
+        return real(tensors, path, *args, **kwargs)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    trainer = Trainer(options(place, tmp_path, chains=0), say=said.append)
+    trainer.run()
+    assert any("no room" in s for s in said)
+    save = saves.last_save(tmp_path / "saves")
+    assert save is not None and save.name == "step-00000003"
+    assert not list((tmp_path / "saves").glob(".*"))
+
+
+def test_early_stop(place: Path, tmp_path: Path) -> None:
+    result = train(options(place, tmp_path, epochs=30, optim=OptimOptions(learning_rate=1e-9), eval_every=2, patience=2, chains=0))
+    assert result["stopped"] == "no gain" and result["step"] < 20  # type: ignore[operator]
+
+
+def test_specforge_files_train_too(place: Path, tmp_path: Path) -> None:
+    head = world.make_target(tmp_path / "t")
+    world.write_ckpt(tmp_path / "hs", world.make_samples(head, 16))
+    result = train(options(place, tmp_path / "out", states=str(tmp_path / "hs"), ttt=TttOptions(ttt_length=3, shifted=False), denominator="rows", boundaries="1,3,5", chains=0))
+    config = json.loads((Path(str(result["draft"])) / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("over", "words"),
+    [
+        ({"model_hash": "0" * 32}, "another model"),
+        ({"tokenizer_hash": "beef"}, "another tokenizer"),
+        ({"template_hash": "beef"}, None),  # the target has no template: nothing to compare
+        ({"hidden_size": 31}, "wide"),
+        ({"vocab_size": 65}, "65 tokens"),
+        ({"last_rows": "none"}, "no last hidden"),
+    ],
+)
+def test_states_of_something_else_are_refused(place: Path, tmp_path: Path, over: dict[str, object], words: str | None) -> None:
+    folder = tmp_path / "states"
+    folder.mkdir()
+    for path in (place / "states").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | over))
+    if words is None:
+        Trainer(options(place, tmp_path / "out", states=str(folder)), say=lambda text: None)
+        return
+    with pytest.raises(K2Error, match=words):
+        Trainer(options(place, tmp_path / "out", states=str(folder)), say=lambda text: None)
+    if words.startswith("another"):
+        Trainer(options(place, tmp_path / "out", states=str(folder), accept=("model", "tokenizer")), say=lambda text: None)
+
+
+def test_warm_start_keeps_the_map_and_checks_the_layers(place: Path, tmp_path: Path) -> None:
+    first = train(options(place, tmp_path / "a", chains=0))
+    draft = Path(str(first["draft_last"]))
+    warm = Trainer(options(place, tmp_path / "b", init=str(draft), draft_vocab_size=0, chains=0), say=lambda text: None)
+    from k2tui.eagle3.export import load_draft
+
+    assert torch.equal(warm.module.draft.target_ids(), load_draft(draft).target_ids())
+    result = warm.run()
+    rows = [json.loads(line) for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["kind"] == "eval" and rows[0]["accept_length"] == pytest.approx(first["last_accept_length"], abs=0.05)
+    assert result["step"] == result["total"]
+    with pytest.raises(K2Error, match="keeps its map"):
+        Trainer(options(place, tmp_path / "c", init=str(draft), draft_vocab_size=40), say=lambda text: None)
+    config = json.loads((draft / "config.json").read_text())
+    config.pop("k2tui")
+    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [1, 3, 5]
+    (draft / "config.json").write_text(json.dumps(config))
+    with pytest.raises(K2Error, match="layers") as caught:
+        Trainer(options(place, tmp_path / "d", init=str(draft), draft_vocab_size=0), say=lambda text: None)
+    assert "--accept layers" in caught.value.hint
+    Trainer(options(place, tmp_path / "e", init=str(draft), draft_vocab_size=0, accept=("layers",)), say=lambda text: None)
+
+
+def test_bad_flags_are_said_in_words(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from k2tui.eagle3.train import main
+
+    assert main([*flags(place, tmp_path), "--batch-size", "0"]) == 2
+    assert "--batch-size must be at least 1" in capsys.readouterr().err
+    assert main(["--states", str(tmp_path / "none"), "--target", str(place / "target"), "--out", str(tmp_path)]) == 1
+    assert "no such folder" in capsys.readouterr().err
+    assert main([*flags(place, tmp_path), "--accept", "vibes"]) == 1
+    assert "no such check" in capsys.readouterr().err
