@@ -50,6 +50,11 @@ def run_app(
         stopper = threading.Thread(target=backend.stop, daemon=True)
         stopper.start()
         stopper.join(STOP_PATIENCE_S if app.return_code else 5.0)
+    if not app.return_code:
+        going_on = [job for job in app.snap.jobs if not job.state.is_final]
+        if going_on:
+            words = "1 job goes on" if len(going_on) == 1 else f"{len(going_on)} jobs go on"
+            print(f"{words}. See again: k2tui. List: k2tui jobs list")
     return app.return_code or 0
 
 

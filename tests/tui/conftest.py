@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,13 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clock texts are the same everywhere."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
 
 
 def themes() -> list[Any]:
