@@ -71,6 +71,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.beat_s = time.monotonic()  # the loop's last sign of life
         self._reserved = 0
+        self._ended: list[Request] = []  # finished in this step, not told yet
         self._generator = torch.Generator(device=decoder.device).manual_seed(seed)
         self._wake = threading.Condition()
         self._inbox: deque[Request] = deque()
@@ -155,6 +156,7 @@ class Scheduler:
             )
         self.running, self.waiting = [], deque()
         self._inbox.clear()
+        self._tell_ended()
 
     def _receive(self) -> None:
         with self._wake:
@@ -387,10 +389,7 @@ class Scheduler:
             request.text.push(shown, last=True)
         else:
             request.text.ready = request.text.text
-        self.metrics.finished(
-            request
-        )  # before the answer: who asks for figures after it must find it counted
-        request.deliver(request.output(self.num_steps))
+        self._ended.append(request)
 
     def _drop_finished(self) -> None:
         """Give up rows of finished requests; the last row moves into the gap."""
@@ -409,6 +408,14 @@ class Scheduler:
                 self.running[row] = last
         if not self.running and self._decode_steps:
             self._log_decode(at_end=True)
+        self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        """Last: who asks for figures after an answer must find the request counted and its row free."""
+        ended, self._ended = self._ended, []
+        for request in ended:
+            self.metrics.finished(request)
+            request.deliver(request.output(self.num_steps))
 
     # ---- figures
 

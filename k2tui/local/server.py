@@ -243,6 +243,13 @@ async def _body(http: HttpRequest) -> dict[str, Any]:
         raise BadRequest(f"The request body is not valid JSON: {str(err)[:200]}")
     if not isinstance(value, dict):
         raise BadRequest("The request body must be a JSON object.")
+    if (
+        b"\\ud" in raw.lower()
+    ):  # an escaped surrogate: half a character can neither be tokenized nor sent back
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise BadRequest("The request body holds a lone surrogate (half a character).")
     return value
 
 
@@ -258,6 +265,8 @@ def _params(service: Service, raw: Mapping[str, Any], default_max: int = 128) ->
         return parse(raw, vocab_size=service.scheduler.decoder.vocab_size, default_max_new_tokens=default_max)
     except ValueError as err:
         raise BadRequest(str(err))
+    except OverflowError:
+        raise BadRequest("a sampling parameter is a number too large to compute with.")
 
 
 def _gate(service: Service) -> None:
@@ -373,6 +382,12 @@ async def generate(http: HttpRequest) -> Response:
     logprobs = _spread(body.get("return_logprob"), count, "return_logprob")
     starts = _spread(body.get("logprob_start_len", -1), count, "logprob_start_len")
 
+    for start, prompt in zip(starts, prompts, strict=True):
+        if isinstance(start, bool) or not isinstance(start, int) or not -1 <= start <= len(prompt):
+            raise BadRequest(
+                f"logprob_start_len must be an integer from -1 to the prompt's length {len(prompt)}, got {start!r}."
+            )
+
     def begin(i: int) -> AsyncIterator[Output]:
         def build(deliver: Callable[[Output], None]) -> Request:
             return service.make(
@@ -382,7 +397,7 @@ async def generate(http: HttpRequest) -> Response:
                 rid=rids[i] or "",
                 stream=streaming,
                 return_logprob=bool(logprobs[i]),
-                logprob_start_len=starts[i] if isinstance(starts[i], int) else -1,
+                logprob_start_len=starts[i],
             )
 
         build(lambda _: None)  # a bad request is refused before anything starts
@@ -531,8 +546,10 @@ async def chat_completions(http: HttpRequest) -> Response:
             raise BadRequest(f"messages[{i}].content must be a string or a list of text parts.")
         plain.append({**message, "content": content})
     extra = body.get("chat_template_kwargs") or {}
+    if not isinstance(extra, dict):
+        raise BadRequest("chat_template_kwargs must be an object.")
     try:
-        prompt = service.tokenizer.chat(plain, **(extra if isinstance(extra, dict) else {}))
+        prompt = service.tokenizer.chat(plain, extra)
     except ValueError as err:
         raise BadRequest(str(err))
     params = _openai_params(

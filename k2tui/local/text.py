@@ -62,7 +62,9 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._fast.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """The ids of a conversation with the assistant's turn opened. Raises ValueError for what the template refuses."""
         if not self.chat_template:
             raise ValueError("this model has no chat template: use /v1/completions or /generate")
@@ -78,7 +80,7 @@ class Tokenizer:
             self._compiled = env.from_string(self.chat_template)
         try:
             text = self._compiled.render(
-                **{"add_generation_prompt": True, **extra},
+                **{"add_generation_prompt": True, **(extra or {})},
                 messages=list(messages),
                 bos_token=self.bos_token,
                 eos_token=self.eos_token,

@@ -114,7 +114,17 @@ def test_generate_batch(shared: Engine) -> None:
 
 
 def test_logprobs(shared: Engine) -> None:
-    body = {"text": "def f(x):", "sampling_params": GREEDY, "return_logprob": True, "logprob_start_len": 0}
+    count = len(TOKENIZER.encode("def f(x):"))
+    for start in (0, 1, 2, count - 1, count):
+        body = {
+            "text": "def f(x):",
+            "sampling_params": GREEDY,
+            "return_logprob": True,
+            "logprob_start_len": start,
+        }
+        answer = shared.client.post("/generate", json=body).json()
+        assert len(answer["meta_info"]["input_token_logprobs"]) == count - start
+    body["logprob_start_len"] = 0
     answer = shared.client.post("/generate", json=body).json()
     out = answer["meta_info"]["output_token_logprobs"]
     assert [entry[1] for entry in out] == answer["output_ids"]
@@ -215,6 +225,12 @@ def test_completions(shared: Engine) -> None:
         ("/generate", {"text": "a", "sampling_params": 3}, "sampling_params must be an object"),
         ("/generate", {"text": "a", "stream": "yes"}, "stream must be true or false"),
         ("/generate", {"text": "a", "return_hidden_states": True}, "not supported"),
+        ("/generate", {"text": "a", "logprob_start_len": 500, "return_logprob": True}, "logprob_start_len must be an integer"),
+        ("/generate", {"text": "a", "sampling_params": {"temperature": 10**400}}, "too large"),
+        ("/generate", {"text": "half \ud83d"}, "lone surrogate"),
+        ("/generate", {"text": "a", "rid": "x" * 201}, "rid must be a string of at most 200 characters"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"messages": 1}}, "refused"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 900}]}, "longer than the model's context"),
         ("/v1/completions", {"model": "small"}, "prompt must be a non-empty string"),
         ("/v1/completions", {"prompt": "a", "max_tokens": -3}, "max_tokens must be a non-negative integer"),
         ("/v1/completions", {"prompt": "a", "n": 4}, "not supported"),
@@ -226,7 +242,9 @@ def test_completions(shared: Engine) -> None:
     ],
 )  # fmt: skip
 def test_bad_requests(shared: Engine, path: str, body: dict[str, Any], words: str) -> None:
-    answer = shared.client.post(path, json=body)
+    answer = shared.client.post(
+        path, content=json.dumps(body).encode(), headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 400
     if path.startswith("/v1/"):
         error = answer.json()

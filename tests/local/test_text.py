@@ -97,7 +97,7 @@ def test_neutral_values_that_clients_send_are_fine() -> None:
     assert parsed == SamplingParams()
 
 
-def shares(params: SamplingParams, logits: list[float], count: int = 4000) -> list[float]:
+def shares(params: SamplingParams, logits: list[float], count: int = 2000) -> list[float]:
     generator = torch.Generator().manual_seed(1)
     drawn = [draw(torch.tensor(logits), params, generator) for _ in range(count)]
     return [drawn.count(i) / count for i in range(len(logits))]
@@ -105,11 +105,11 @@ def shares(params: SamplingParams, logits: list[float], count: int = 4000) -> li
 
 def test_draws_follow_the_distribution_and_its_cuts() -> None:
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().tolist()
-    assert shares(SamplingParams(), logits) == pytest.approx([0.4, 0.3, 0.2, 0.1], abs=0.03)
+    assert shares(SamplingParams(), logits) == pytest.approx([0.4, 0.3, 0.2, 0.1], abs=0.04)
     hot = torch.softmax(torch.tensor(logits) / 2, -1).tolist()
-    assert shares(SamplingParams(temperature=2), logits) == pytest.approx(hot, abs=0.03)
-    assert shares(SamplingParams(top_k=2), logits) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=0.03)
-    assert shares(SamplingParams(top_p=0.75), logits) == pytest.approx([4 / 9, 3 / 9, 2 / 9, 0], abs=0.03)
-    assert shares(SamplingParams(min_p=0.6), logits) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=0.03)
+    assert shares(SamplingParams(temperature=2), logits) == pytest.approx(hot, abs=0.04)
+    assert shares(SamplingParams(top_k=2), logits) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=0.04)
+    assert shares(SamplingParams(top_p=0.75), logits) == pytest.approx([4 / 9, 3 / 9, 2 / 9, 0], abs=0.04)
+    assert shares(SamplingParams(min_p=0.6), logits) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=0.04)
     assert shares(SamplingParams(temperature=0), logits, 50) == [1, 0, 0, 0]
     assert shares(SamplingParams(top_k=1), logits, 50) == [1, 0, 0, 0]
