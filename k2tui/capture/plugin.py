@@ -79,9 +79,17 @@ def _hooks() -> list[tuple[str, bool, Callable[..., Any]]]:
         (f"{_HTTP}.set_global_state", False, _after_http),
     ]
     for module, cls, method in _PREFILL_GRAPHS:
-        if importlib.util.find_spec(module) is not None:
+        if _exists(module):
             found.append((f"{module}.{cls}.{method}", False, _after_can_run))
     return found
+
+
+def _exists(module: str) -> bool:
+    """Whether this release has the module; its parent package may be missing too."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _wrap(
