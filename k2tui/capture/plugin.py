@@ -18,10 +18,11 @@ import importlib.util
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from k2tui.capture import ids as layer_ids
 from k2tui.capture.request import is_capture
@@ -397,19 +398,15 @@ class Capturer:
         for ticket, row in jobs:
             end = row + ticket.count
             parts: list[tuple[str, int, Any]] = [
-                ("input_ids", ticket.start, input_ids[row:end].to(torch.int32)),
-                *self._features(
-                    "aux",
-                    ticket,
-                    torch.cat([c[row:end] for c in self._pick(columns, ticket)], -1),
-                    ticket.start,
-                ),
+                ("input_ids", ticket.start, input_ids[row:end].to(torch.int32))
             ]
+            aux = torch.cat([c[row:end] for c in self._pick(columns, ticket)], -1)
+            parts += [(name, ticket.start, t) for name, t in self._features("aux", ticket, aux)]
             last = hidden[row:end]
             if ticket.need_last is not None:
                 last = last[torch.from_numpy(ticket.need_last)] if len(ticket.need_last) else last[:0]
             if len(last):
-                parts += self._features("last", ticket, last, ticket.last_row)
+                parts += [(name, ticket.last_row, t) for name, t in self._features("last", ticket, last)]
             for name, at, tensor in parts:
                 flat = tensor.contiguous().clone().view(torch.uint8).numpy().reshape(-1)
                 if not ticket.put(name, at, flat, patience_s=self.patience_s):
@@ -418,87 +415,132 @@ class Capturer:
     def _take_cuda(
         self, input_ids: Any, hidden: Any, columns: list[Any], jobs: list[tuple[Any, int]]
     ) -> None:
+        """Neighbouring requests of one run travel together: few launches and copies a batch, however many requests."""
         torch = self.torch
-        main = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(main)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
+            group: list[tuple[Any, int]] = []
             for ticket, row in jobs:
-                picked = self._pick(columns, ticket)
-                width = self.hidden_size * 2 * (len(picked) + 1) + 64
-                step = max(1, self.piece_b // width)
-                last_at = ticket.last_row
-                for begin in range(0, ticket.count, step):
-                    end = min(begin + step, ticket.count)
-                    a, b = row + begin, row + end
-                    parts = [
-                        ("input_ids", ticket.start + begin, input_ids[a:b].to(torch.int32)),
-                        *self._features(
-                            "aux", ticket, torch.cat([c[a:b] for c in picked], -1), ticket.start + begin
-                        ),
-                    ]
-                    last = hidden[a:b]
-                    if ticket.need_last is not None:
-                        if len(ticket.need_last):
-                            rows = torch.from_numpy(ticket.need_last[begin:end].nonzero()[0])
-                            last = last.index_select(0, rows.to(self.device, non_blocking=True))
-                        else:
-                            last = last[:0]
-                    if len(last):
-                        parts += self._features("last", ticket, last, last_at)
-                        last_at += len(last)
-                    if not self._copy(ticket, parts):
-                        break
+                if group and (
+                    group[-1][1] + group[-1][0].count != row or group[-1][0].writer is not ticket.writer
+                ):
+                    self._take_group(input_ids, hidden, columns, group)
+                    group = []
+                group.append((ticket, row))
+            self._take_group(input_ids, hidden, columns, group)
         # the model's tensors must outlive the copies, though the model has done with them
         for tensor in (input_ids, hidden, *columns):
             tensor.record_stream(self.stream)
 
-    def _copy(self, ticket: Any, parts: list[tuple[str, int, Any]]) -> bool:
-        """Device -> ring, all parts of one piece with one event; then to the writer."""
+    def _take_group(
+        self, input_ids: Any, hidden: Any, columns: list[Any], group: list[tuple[Any, int]]
+    ) -> None:
+        """Rows that lie side by side, of one run, cut into pieces of `piece_b`."""
         torch = self.torch
-        flats = [(name, at, t.contiguous().view(torch.uint8).reshape(-1)) for name, at, t in parts]
+        picked = self._pick(columns, group[0][0])
+        first, end = group[0][1], group[-1][1] + group[-1][0].count
+        step = max(1, self.piece_b // (self.hidden_size * 2 * (len(picked) + 1) + 64))
+        refused: set[int] = set()
+        for a in range(first, end, step):
+            b = min(a + step, end)
+            # of each request: its rows inside this piece, as places in the piece, in the sample, and among the kept rows of `last`
+            shares: list[tuple[Any, int, int, int, int, int, int]] = []
+            wanted: list[np.ndarray] = []
+            kept = 0
+            for ticket, row in group:
+                low, high = max(a, row), min(b, row + ticket.count)
+                if low >= high:
+                    continue
+                before, count = ticket.last_row, high - low
+                if ticket.need_last is None:
+                    wanted.append(np.arange(low, high))
+                    before += low - row
+                elif len(ticket.need_last):
+                    chosen = ticket.need_last[low - row : high - row].nonzero()[0]
+                    wanted.append(chosen + low)
+                    before += int(ticket.need_last[: low - row].sum())
+                    count = len(chosen)
+                else:
+                    count = 0
+                shares.append(
+                    (ticket, low - a, high - a, ticket.start + low - row, kept, kept + count, before)
+                )
+                kept += count
+            parts = [
+                ("input_ids", input_ids[a:b].to(torch.int32)),
+                *self._features("aux", group[0][0], torch.cat([c[a:b] for c in picked], -1)),
+            ]
+            if kept:
+                if kept == b - a:
+                    last = hidden[a:b]
+                else:
+                    rows = torch.from_numpy(np.concatenate(wanted))
+                    last = hidden.index_select(0, rows.to(self.device, non_blocking=True))
+                parts += self._features("last", group[0][0], last)
+            if not self._copy(parts, shares, refused):
+                for ticket, *_ in shares:
+                    reason = "no room for the copy: the disk is too slow or full"
+                    self.sink.refuse(ticket.request.to_rid(), reason)
+                    ticket.writer.abandon(ticket.slot, reason)
+
+    def _copy(
+        self,
+        parts: list[tuple[str, Any]],
+        shares: list[tuple[Any, int, int, int, int, int, int]],
+        refused: set[int],
+    ) -> bool:
+        """Device -> ring, all parts of one piece with one event; then each request's share of it to the writer."""
+        torch = self.torch
+        flats = [(name, len(t), t.contiguous().view(torch.uint8).reshape(-1)) for name, t in parts]
         sizes = [f.numel() + -f.numel() % 64 for _, _, f in flats]
-        began = time.monotonic()
         region = self.ring.take(sum(sizes), self.patience_s)
         self.sink.copy_stall_s = self.ring.stall_s
         if region is None:
-            self.sink.refuse(
-                ticket.request.to_rid(),
-                f"no room for the copy after {time.monotonic() - began:.0f} s: disk too slow",
-            )
-            ticket.writer.abandon(ticket.slot, "no room for the copy: the disk is too slow or full")
             return False
         whole = self.ring.view(region, sum(sizes))
         offset = 0
         views: list[tuple[str, int, Any]] = []
-        for (name, at, flat), size in zip(flats, sizes, strict=True):
+        for (name, rows, flat), size in zip(flats, sizes, strict=True):
             target = whole[offset : offset + flat.numel()]
             target.copy_(flat, non_blocking=True)
-            views.append((name, at, target))
+            views.append((name, flat.numel() // rows, target.numpy()))
             offset += size
         event = torch.cuda.Event()
         event.record(self.stream)
-        ok = True
-        for name, at, target in views:
-            region.hold()
-            if not ok:
-                region.release()
-                continue
-            ok = ticket.put(name, at, target.numpy(), event.synchronize, region.release, self.patience_s)
-        if not ok:
-            event.synchronize()  # the region is reused at once: the copy must have ended
+        lost = False
+        for ticket, low, high, at, last_low, last_high, last_at in shares:
+            for name, row_b, target in views:
+                is_last = name.startswith("last")
+                p, q = (last_low, last_high) if is_last else (low, high)
+                if p == q or id(ticket) in refused:
+                    continue
+                region.hold()
+                piece = target[p * row_b : q * row_b]
+                if not ticket.put(
+                    name,
+                    last_at if is_last else at,
+                    piece,
+                    event.synchronize,
+                    region.release,
+                    self.patience_s,
+                ):
+                    refused.add(id(ticket))
+                    lost = True
+        if lost:
+            event.synchronize()  # what was not taken is reused at once: the copy must have ended
         region.release()
-        return ok
+        return True
 
-    def _features(self, name: str, ticket: Any, tensor: Any, row: int) -> list[tuple[str, int, Any]]:
+    def _features(self, name: str, ticket: Any, tensor: Any) -> list[tuple[str, Any]]:
         """The tensors that are stored for bf16 [n, B*H]: itself, or fp8 codes and one scale a token and boundary."""
         torch = self.torch
         if ticket.dtype == "bf16":
-            return [(name, row, tensor.to(torch.bfloat16))]
+            return [(name, tensor.to(torch.bfloat16))]
         groups = tensor.shape[-1] // self.hidden_size
         wide = tensor.reshape(len(tensor), groups, self.hidden_size).to(torch.float32)
         scale = wide.abs().amax(-1).clamp_min(1e-12) / 448.0
         codes = (wide / scale[:, :, None]).to(torch.float8_e4m3fn).reshape(len(tensor), -1)
-        return [(name, row, codes), (f"{name}_scale", row, scale.contiguous())]
+        return [(name, codes), (f"{name}_scale", scale.contiguous())]
 
 
 def _cpu_list(batch: Any, *names: str) -> list[int]:
