@@ -119,3 +119,28 @@ def inspect(folder: str | Path) -> Checkpoint:
         params=params,
         has_tokenizer=any((path / n).exists() for n in ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")),
     )
+
+
+def names_and_ints(found: Checkpoint, wanted: str) -> tuple[tuple[str, ...], list[int] | None]:
+    """Every tensor name of a checkpoint, and the values of one integer tensor (I64 or I32), read without torch or numpy."""
+    names: list[str] = []
+    values: list[int] | None = None
+    for shard in found.shards:
+        path = found.path / shard
+        try:
+            header = read_header(path)
+        except (K2Error, OSError):
+            continue
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            names.append(name)
+            width = {"I64": "q", "I32": "i"}.get(str(tensor.get("dtype")))
+            if name.removeprefix("model.") == wanted and width:
+                with path.open("rb") as fh:
+                    (length,) = struct.unpack("<Q", fh.read(8))
+                    begin, end = tensor["data_offsets"]
+                    fh.seek(8 + length + begin)
+                    raw = fh.read(end - begin)
+                values = [int(v) for (v,) in struct.iter_unpack("<" + width, raw)]
+    return tuple(names), values

@@ -15,6 +15,7 @@ from typing import Any
 
 from k2tui import __version__, checkpoint, paths
 from k2tui.config import Config, Profile
+from k2tui.core.launch_rules import GpuFact, LaunchFacts, check_all
 from k2tui.errors import K2Error
 
 
@@ -31,6 +32,7 @@ class Finding:
     severity: Severity
     evidence: str
     todo: str = ""
+    source: str = ""  # where the rule comes from
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,15 +145,133 @@ def check_profile(profile: Profile) -> Iterator[Finding]:
     python = Path(profile.python).expanduser() if profile.python else None
     if python is not None and not os.access(python, os.X_OK):
         yield Finding("interpreter", Severity.ERROR, f"python = {str(python)!r} is no program", f"set python in [profile.{profile.name}] to the engine's interpreter")
-    elif python is None:
-        package = {"local": "torch", "sglang": "sglang", "vllm": "vllm"}.get(profile.engine, "")
-        if package and importlib.util.find_spec(package) is None:
-            yield Finding(
-                "engine",
-                Severity.ERROR,
-                f"engine {profile.engine!r} needs the package {package}, which this environment lacks",
-                f"set python in [profile.{profile.name}] to an interpreter that has it, or pip install 'k2tui[{'local' if profile.engine == 'local' else profile.engine}]'",
-            )
+        return
+    package = {"local": "torch", "sglang": "sglang", "vllm": "vllm"}.get(profile.engine, "")
+    lacks = f"engine {profile.engine!r} needs the package {package}, which {python or 'this environment'} lacks"
+    remedy = (
+        f"set python in [profile.{profile.name}] to an interpreter that has it, "
+        f"or pip install 'k2tui[{'local' if profile.engine == 'local' else profile.engine}]'"
+    )
+    version = ""
+    if profile.engine in ("sglang", "vllm"):
+        from k2tui.engine_flags import installed, unknown_flags
+
+        found = installed(profile.engine, str(python or ""))
+        version = found.version
+        if not found.package:
+            yield Finding("engine", Severity.ERROR, lacks, remedy)
+        else:
+            unknown = unknown_flags(_argv_of(profile), found.flags)
+            for flag, near in unknown:
+                yield Finding(
+                    "flags", Severity.ERROR, f"{profile.engine} {version} has no argument {flag}",
+                    f"did you mean {near}?" if near else "see its --help", f"{found.package}'s own sources",
+                )  # fmt: skip
+            if not unknown and found.flags:
+                yield Finding("flags", Severity.OK, f"every argument is known to {profile.engine} {version}")
+    elif package and importlib.util.find_spec(package) is None:
+        yield Finding("engine", Severity.ERROR, lacks, remedy)
+    for rule in check_all(gather(profile, version)):
+        yield Finding(rule.check, Severity(rule.severity), rule.evidence, rule.todo, rule.source)
+    yield from _check_room(profile)
+
+
+def _argv_of(profile: Profile) -> list[str]:
+    from k2tui import engines
+
+    try:
+        return list(engines.get(profile.engine).launch(profile).argv)
+    except K2Error:
+        return list(profile.args)
+
+
+def gpu_facts(wanted: tuple[int, ...] = ()) -> list[GpuFact]:
+    """The GPUs that a start would take (all, when none is named); [] without a driver."""
+    try:
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+    except Exception:
+        return []
+    found: list[GpuFact] = []
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            if wanted and index not in wanted:
+                continue
+            name, capability, total, free = "", None, None, None
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                name = str(nvml.nvmlDeviceGetName(handle))
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                total, free = int(memory.total), int(memory.free)
+                major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+                capability = int(major) * 10 + int(minor)
+            except nvml.NVMLError:
+                pass  # what this GPU does not tell stays unknown
+            found.append(GpuFact(index, name, capability, total, free))
+    except nvml.NVMLError:
+        pass
+    finally:
+        try:
+            nvml.nvmlShutdown()
+        except nvml.NVMLError:
+            pass
+    return found
+
+
+def gather(profile: Profile, version: str = "", gpus: list[GpuFact] | None = None) -> LaunchFacts:
+    """What can be known about a start without making it. gpus: instead of asking NVML."""
+    chosen = gpu_facts(profile.gpus) if gpus is None else gpus
+    nvlink: bool | None = None
+    p2p: bool | None = None
+    if len(chosen) > 1 and gpus is None:
+        from k2tui.sources.nvml_topology import read_topology
+
+        pairs = [p for p in read_topology().pairs if {p.first, p.second} <= {g.index for g in chosen}]
+        if pairs:
+            nvlink = all(p.nvlinks for p in pairs)
+            p2p = None if any(p.p2p is None for p in pairs) else all(p.p2p for p in pairs)
+    config: dict[str, Any] = {}
+    weights: float | None = None
+    try:
+        found = checkpoint.inspect(resolve_model(profile.model))
+        config = dict(found.config)
+        weights = float(found.total_b) if found.is_complete else None
+    except K2Error:
+        pass
+    draft_config: dict[str, Any] = {}
+    draft_b = 0.0
+    names: tuple[str, ...] = ()
+    d2t: list[int] | None = None
+    if profile.draft:
+        try:
+            draft = checkpoint.inspect(resolve_model(profile.draft))
+            draft_config, draft_b = dict(draft.config), float(draft.total_b)
+            names, d2t = checkpoint.names_and_ints(draft, "d2t")
+        except K2Error:
+            pass
+    return LaunchFacts(
+        engine=profile.engine, version=version, argv=_argv_of(profile), env=profile.env, tp_size=profile.tp_size, gpus=chosen,
+        has_nvlink=nvlink, has_p2p=p2p, config=config, weights_b=weights, draft_config=draft_config, draft_b=draft_b, draft_d2t=d2t,
+        draft_names=names, num_steps=profile.speculative_num_steps, topk=profile.speculative_eagle_topk,
+        num_draft_tokens=profile.speculative_num_draft_tokens,
+    )  # fmt: skip
+
+
+def _check_room(profile: Profile) -> Iterator[Finding]:
+    """Will the weights stay in the page cache, so that the second start is quick?"""
+    import psutil
+
+    try:
+        size = checkpoint.inspect(resolve_model(profile.model)).total_b
+    except K2Error:
+        return
+    available = psutil.virtual_memory().available
+    if size > available:
+        yield Finding(
+            "page cache", Severity.INFO,
+            f"the checkpoint ({size / 1e9:.0f} GB) is larger than the free memory ({available / 1e9:.0f} GB): every start reads it from the disk again",
+        )  # fmt: skip
 
 
 def _check_model(what: str, path: Path) -> Iterator[Finding]:

@@ -42,18 +42,18 @@ class ModelShape:
         return self.attention_params + self.dense_mlp_params + self.expert_params + self.shared_expert_params + self.embedding_params
 
 
-def _table(value: object) -> Mapping[str, Any]:
+def as_table(value: object) -> Mapping[str, Any]:
     """A JSON object, or nothing."""
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
-def _list(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's part of a multimodal config (Kimi-K2.5), else the config itself."""
-    inner = _table(config.get("text_config"))
+    inner = as_table(config.get("text_config"))
     return inner if "hidden_size" in inner else config
 
 
@@ -67,19 +67,19 @@ def _int(config: Mapping[str, Any], *keys: str, default: int = 0) -> int:
 
 def _quantization(config: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, float, bool]:
     """(name, bytes a quantised weight, whether only experts are quantised)."""
-    q = _table(config.get("quantization_config")) or _table(outer.get("quantization_config"))
+    q = as_table(config.get("quantization_config")) or as_table(outer.get("quantization_config"))
     if not q:
         return "", 2.0, False
     method = str(q.get("quant_method") or q.get("quant_algo") or "")
     bits, group = _int(q, "bits", default=0), _int(q, "group_size", default=0)
-    for entry in _table(q.get("config_groups")).values():
-        weights = _table(_table(entry).get("weights"))
+    for entry in as_table(q.get("config_groups")).values():
+        weights = as_table(as_table(entry).get("weights"))
         bits, group = _int(weights, "num_bits", default=bits), _int(weights, "group_size", default=group)
         break
     if not bits:
         bits = 8 if "fp8" in method or "int8" in method else 4 if any(m in method for m in ("awq", "gptq", "marlin", "int4")) else 16
     per_weight = bits / 8 + (2.0 / group if group > 0 else 0.0)  # a bf16 scale for each group
-    ignored = " ".join(map(str, _list(q.get("ignore")) or _list(q.get("modules_to_not_convert"))))
+    ignored = " ".join(map(str, as_list(q.get("ignore")) or as_list(q.get("modules_to_not_convert"))))
     only_experts = "attn" in ignored or "self_attn" in ignored
     return ("fp8" if bits == 8 and "fp8" in method else f"int{bits}"), per_weight, only_experts
 
@@ -87,7 +87,7 @@ def _quantization(config: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """Read a Hugging Face config. Unknown fields count as absent; nothing is raised for a strange model."""
     c = text_config(config)
-    names = _list(c.get("architectures")) or _list(config.get("architectures"))
+    names = as_list(c.get("architectures")) or as_list(config.get("architectures"))
     layers, hidden = _int(c, "num_hidden_layers", "n_layer"), _int(c, "hidden_size", "n_embd")
     heads = _int(c, "num_attention_heads", "n_head", default=1)
     kv_heads = _int(c, "num_key_value_heads", default=heads)
