@@ -8,6 +8,7 @@ know, or that is no legal move, is counted and changes nothing. `t` is wall time
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, cast
@@ -44,7 +45,13 @@ class IllegalMoveError(ValueError):
 
 
 def _num(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _int(value: Any) -> int | None:

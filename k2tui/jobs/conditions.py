@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-from urllib.parse import urlsplit
 
 from k2tui.errors import UsageError
 
@@ -15,6 +13,8 @@ def check_form(condition: str) -> None:
     if kind == "file" and rest:
         return
     if kind == "url":
+        from urllib.parse import urlsplit
+
         parts = urlsplit(rest)
         if parts.scheme == "http" and parts.hostname:
             return
@@ -40,6 +40,9 @@ def unmet(condition: str, cwd: str = "") -> str:
 
 
 def _http_unmet(url: str) -> str:
+    import socket
+    from urllib.parse import urlsplit
+
     # a bare socket: http.client would cost the keeper 4 MB for one status line
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80

@@ -12,23 +12,22 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from k2tui import paths
 from k2tui.core import journal
-from k2tui.core.job import Job, JobSpec, JobState
+from k2tui.core.job import Job, JobSpec, JobState, Progress
 from k2tui.core.job_mask import MASK, mask_argv, mask_env, mask_text
 from k2tui.errors import K2Error, UsageError
 from k2tui.files import write_json
 from k2tui.jobs import conditions, procs, scope
-from k2tui.jobs.keeper import PACKAGE_ROOT, keeper_argv, start_adopter
 from k2tui.jobs.locks import is_held
+from k2tui.jobs.start import PACKAGE_ROOT, keeper_argv, start_adopter
 from k2tui.jobs.state import as_object, read_events, read_job, read_json, read_spec
 
 _EPOCH_MS = 1_735_689_600_000  # 2025-01-01
@@ -202,6 +201,8 @@ def _is_told() -> bool:
 
 
 def _start_keeper(folder: Path, spec: JobSpec, env: Mapping[str, str], lock_fd: int) -> None:
+    import subprocess
+
     handed = json.dumps({"spec": journal.spec_to_json(spec), "env": dict(env), "tell": _is_told()}).encode()
     argv = [*keeper_argv(folder), "--lock-fd", str(lock_fd)]
     if spec.scope:
@@ -265,23 +266,26 @@ def list_jobs() -> list[Job]:
     found: list[Job] = []
     missed = 0
     fresh: dict[str, _Cached] = {}
+    base = str(root)
     for name in reversed(names):
-        folder = root / name
+        key = f"{base}/{name}"
         try:
-            facts = os.stat(folder / "journal.jsonl")
+            facts = os.stat(
+                f"{key}/journal.jsonl"
+            )  # texts, not Paths: 500 of these are looked at once a second
         except OSError:
             facts = None
-        key = f"{root}/{name}"
         if facts is not None:
             cached = known.get(key)
             if cached is None:
                 if index is None:
-                    index = as_object(as_object(read_json(root / _INDEX)).get("jobs"))
+                    index = _read_index(root)
                 cached = _from_index(index.get(name), name)
             if cached is not None and (cached.size, cached.mtime_ns) == (facts.st_size, facts.st_mtime_ns):
                 fresh[key] = cached
                 found.append(cached.job)
                 continue
+        folder = root / name
         if not (folder / "spec.json").exists():
             continue  # deleted while we look, or no job at all
         job = read_job(folder)
@@ -334,33 +338,45 @@ def _write_index(root: Path, fresh: Mapping[str, _Cached]) -> None:
     try:
         # a cache: whole or not at all, but it need not survive a power cut
         tmp.write_text(
-            json.dumps({"v": 1, "jobs": jobs}, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
+            json.dumps(
+                {"v": 1, "fields": _SPEC_FIELDS, "jobs": jobs}, ensure_ascii=False, separators=(",", ":")
+            ),
+            encoding="utf-8",
         )
         os.replace(tmp, root / _INDEX)
     except OSError:
         tmp.unlink(missing_ok=True)
 
 
+def _read_index(root: Path) -> dict[str, Any]:
+    """The index's entries; none when it is of another version: its fields are taken as they are."""
+    raw = as_object(read_json(root / _INDEX))
+    return as_object(raw.get("jobs")) if raw.get("fields") == _SPEC_FIELDS else {}
+
+
+_SPEC_FIELDS = [f.name for f in fields(JobSpec)]
+_TUPLES = ("argv", "after", "locks", "requires", "ensures")
+
+
 def _from_index(raw: Any, name: str) -> _Cached | None:
     try:
         size, mtime_ns, spec, entry = raw
-        progress = entry["progress"]
+        for key in _TUPLES:
+            spec[key] = tuple(spec[key])
+        spec["id"] = name
+        del spec["v"]
+        progress = entry.pop("progress")
+        state = JobState(entry.pop("state"))
+        entry["notes"] = tuple(entry["notes"])
         job = Job(
-            spec=journal.spec_of({**spec, "id": name}),
-            state=JobState(entry["state"]),
-            notes=tuple(entry["notes"]),
-            result=entry["result"],
-            progress=None
-            if progress is None
-            else journal.progress_of(dict(zip(_PROGRESS, progress, strict=True))),
-            **{f: entry[f] for f in (*_JOB_FIELDS, *_JOB_FIELDS_2)},
+            spec=JobSpec(**spec),
+            state=state,
+            progress=None if progress is None else Progress(*progress),
+            **entry,
         )
-        return _Cached(int(size), int(mtime_ns), job) if job.state.is_final else None
+        return _Cached(int(size), int(mtime_ns), job) if state.is_final else None
     except (TypeError, ValueError, KeyError):
         return None
-
-
-_PROGRESS = ("done", "total", "unit", "note", "eta_s", "at_s")
 
 
 # ---- orders

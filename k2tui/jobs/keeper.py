@@ -26,6 +26,7 @@ from k2tui.core.job_queue import Waiter
 from k2tui.core.job_words import exit_words
 from k2tui.jobs import conditions, procs
 from k2tui.jobs.locks import Room, is_held
+from k2tui.jobs.start import PACKAGE_ROOT, start_adopter
 from k2tui.jobs.state import ENDED_ALONE, WORK_LOCK, fold_job, read_job
 from k2tui.jobs.writer import Journal
 
@@ -34,30 +35,6 @@ USAGE_EVERY_S = 5.0
 LOG_CAP_B = 512 * 1024 * 1024
 STEADY_S = 600.0  # a run this long makes the next restart count as the first
 MAX_BACKOFF_S = 60.0
-
-
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-
-
-def keeper_argv(folder: Path) -> list[str]:
-    """How a keeper is started (in `PACKAGE_ROOT`, so that the package is found). Without `site` it is smaller and starts sooner."""
-    bare = ["-S"] if sys.platform.startswith("linux") else []
-    return [sys.executable, *bare, "-m", "k2tui.jobs.keeper", str(folder)]
-
-
-def start_adopter(folder: Path) -> None:
-    """Give a job whose keeper is dead a new one; nothing happens when it has one. Returns once that is decided."""
-    own = {k: v for k, v in os.environ.items() if k not in (procs.JOB_VAR, "K2TUI_JOB_DIR")}
-    subprocess.run(
-        [*keeper_argv(folder), "--adopt"],
-        cwd=PACKAGE_ROOT,
-        env={**own, procs.KEEPER_VAR: folder.name},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        check=False,
-    )
 
 
 def tell(folder: Path, lock_fd: int) -> None:
