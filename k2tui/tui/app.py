@@ -305,7 +305,6 @@ class Dashboard(QuietApp):
         event.stop()
         known: dict[str, Callable[[str], None]] = {
             "open_job_log": self.open_log,
-            "open_log": self.open_log,
             "cycle_task": self.cycle_task,
             "cycle_priority": self.cycle_priority,
             "edit_task": self.edit_task,
@@ -447,12 +446,10 @@ class Dashboard(QuietApp):
     # -- logs
 
     def log_key(self) -> str:
-        """The log that `l` opens: the selected job's when the job list has the focus, else the server's, else the newest job's."""
+        """The log that `l` opens: the server's, else the newest job's; on the jobs screen the selected job's."""
         deck = self.deck
         job = self._selected_job()
-        focused = deck.focused if deck is not None else None
-        on_jobs = isinstance(focused, PanelView) and focused.panel.name == "jobs"
-        if job is not None and on_jobs:
+        if job is not None and deck is not None and deck.NAME == "jobs":
             return job.spec.id
         server = self.view.server
         if server is not None and server.log_key:

@@ -34,7 +34,7 @@ KEYS = (
     Key("r", "r", "retry", "Retry the selected job", "Orders"),
     Key("d", "d", "stop_job", "Stop the selected job (asks first)", "Orders"),
     Key("enter", "Enter", "", "Open the selected row (a job's log)", "Look"),
-    Key("l", "l", "open_log", "Log of the selected job, else of the server", "Look"),
+    Key("l", "l", "open_log", "The server's log; on the jobs screen the selected job's", "Look"),
     Key("p", "p", "proof", "Jump to the line that proves the diagnosis", "Look"),
     Key("left_square_bracket", "[", "next_server(-1)", "Previous server", "Look"),
     Key("right_square_bracket", "]", "next_server(1)", "Next server", "Look"),

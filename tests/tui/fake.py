@@ -273,7 +273,7 @@ class FakeLog:
 
     def search(self, pattern: str, start: int, *, forward: bool = True) -> int | None:
         try:
-            rx = re.compile(pattern)
+            rx = re.compile(pattern, 0 if any(c.isupper() for c in pattern) else re.IGNORECASE)
         except re.error as err:
             raise K2Error(f"not a regular expression: {err}") from None
         numbers = range(start, len(self._lines)) if forward else range(min(start, len(self._lines) - 1), -1, -1)

@@ -136,6 +136,6 @@ PANEL = Panel(
     order=40,
     selectable=True,
     enter="open_job_log",
-    keys=(("r", "retry", "retry"), ("d", "stop_job", "stop job"), ("l", "open_log", "log")),
+    keys=(("r", "retry", "retry"), ("d", "stop_job", "stop job")),
     help="What k2tui started. Enter opens the log; the work goes on when the dashboard ends.",
 )

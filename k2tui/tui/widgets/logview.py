@@ -29,7 +29,7 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def smart_case(pattern: str) -> str:
-    """A pattern without capitals ignores case."""
+    """A pattern without capitals ignores case: the rule of the log's own search, for marking hits on the screen."""
     return pattern if pattern != pattern.lower() else f"(?i){pattern}"
 
 
@@ -77,6 +77,7 @@ class LogView(RowList):
         self._hits_upto = 0
         self._busy = ""
         self._generation = 0
+        self._is_known = False  # the log was indexed to its end once; before that its end comes from the port's tail
 
     # -- the log
 
@@ -87,6 +88,7 @@ class LogView(RowList):
         self.port = port
         self._generation += 1
         self.follow, self.marked, self.filter, self._hits, self._first, self._pan, self._busy = True, None, "", None, 0, 0, ""
+        self._is_known = False
         self._empty = empty
         self.poll()
 
@@ -122,15 +124,19 @@ class LogView(RowList):
         if self.follow:
             self._first = max(0, count - room)
         self._first = max(0, min(self._first, max(0, count - 1)))
+        if not self._is_known and self.port is not None:
+            self._is_known = self._hits is not None or self.port.is_complete()
         self.set_picture(self._picture(count, room))
 
     def _picture(self, count: int, room: int) -> Picture:
         rows: list[Row]
         if self.port is None:
             rows = [Row("", (Seg(self._empty or "No log to show.", "dim"),))]
-        elif count == 0:
+        elif count == 0 and self._is_known:
             text = "no line matches the filter" if self._hits is not None else "empty so far"
             rows = [Row("", (Seg(self._busy or text, "dim"),))]
+        elif self.follow and not self._is_known and (tail := getattr(self.port, "tail_lines", None)) is not None:
+            rows = [Row("", self._line(-1, clean(text))) for text in tail(room)]
         elif self.wraps:
             rows = self._wrapped(count, room)
         else:
@@ -183,9 +189,8 @@ class LogView(RowList):
             return tuple(note)
         if self.follow:
             note.append(Seg(f"{self.glyphs.down} following  " if not self.glyphs.ascii else "following  ", "ok"))
-        known = "" if self.port.is_complete() else "+"
         last = min(count, self._first + self.inner[1])
-        note.append(Seg(f"{last}/{count}{known}", "dim"))
+        note.append(Seg(f"{last:,}/{count:,}" if self._is_known else f"counting lines: {count:,}", "dim"))
         return tuple(note)
 
     # -- one line
@@ -286,13 +291,13 @@ class LogView(RowList):
             self.poll()
             return
         forward = not self.follow
-        self.find(smart_case(pattern), forward, self._count() if self.follow else self._first, f"no line matches {pattern!r}")
+        self.find(pattern, forward, self._count() if self.follow else self._first, f"no line matches {pattern!r}")
 
     def action_next(self, forward: bool) -> None:
         if not self.pattern:
             self.action_ask("search")
             return
-        self.find(smart_case(self.pattern), forward, self._from(forward), f"no further line matches {self.pattern!r}")
+        self.find(self.pattern, forward, self._from(forward), f"no further line matches {self.pattern!r}")
 
     def action_error(self, forward: bool) -> None:
         self.find(ERRORS, forward, self._from(forward), "no further error")
@@ -380,7 +385,7 @@ class LogView(RowList):
             self.poll()
             return
         self._hits, self._busy, self.follow = [], "filtering", True
-        self._collect(self.port, smart_case(pattern))
+        self._collect(self.port, pattern)
         self.poll()
 
     def _collect(self, port: LogPort, pattern: str) -> None:
