@@ -221,10 +221,14 @@ class BenchDb:
         self.path = path or paths.bench_db()
         self.readonly = readonly
         self._db: sqlite3.Connection | None = None
-        if readonly and not self.path.exists():
+        self._open()
+
+    def _open(self) -> None:
+        """Connect if there is something to connect to; a reader tries again until there is."""
+        if self.readonly and not self.path.exists():
             return
         with _told(self.path):
-            if not readonly:
+            if not self.readonly and str(self.path) != ":memory:":
                 try:
                     paths.ensure_dir(self.path.parent)
                 except OSError as err:
@@ -232,24 +236,30 @@ class BenchDb:
             if self.path.is_dir():
                 raise K2Error(f"{self.path} is a folder, not a store", "give a file with --db")
             db = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
-            db.row_factory = sqlite3.Row
+            try:
+                db.row_factory = sqlite3.Row
+                version: int = db.execute("PRAGMA user_version").fetchone()[0]
+                if version > SCHEMA_VERSION:
+                    raise K2Error(
+                        f"{self.path} was written by a newer k2tui (schema {version}, this one knows {SCHEMA_VERSION})",
+                        "update k2tui, or give another file with --db",
+                    )
+                if self.readonly and version == 0:
+                    db.close()  # a writer is about to make the tables
+                    return
+                if not self.readonly:
+                    db.execute("PRAGMA journal_mode=WAL")
+                    db.execute("PRAGMA synchronous=NORMAL")
+                    if version < SCHEMA_VERSION:
+                        db.executescript(
+                            f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
+                        )
+                        with contextlib.suppress(OSError):
+                            os.chmod(self.path, 0o600)
+            except BaseException:
+                db.close()
+                raise
             self._db = db
-            version: int = db.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA_VERSION:
-                raise K2Error(
-                    f"{self.path} was written by a newer k2tui (schema {version}, this one knows {SCHEMA_VERSION})",
-                    "update k2tui, or give another file with --db",
-                )
-            if not readonly:
-                db.execute("PRAGMA journal_mode=WAL")
-                db.execute("PRAGMA synchronous=NORMAL")
-                if version < SCHEMA_VERSION:
-                    db.executescript(_SCHEMA)
-                    db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-                    try:
-                        os.chmod(self.path, 0o600)
-                    except OSError:
-                        pass
 
     def close(self) -> None:
         if self._db is not None:
@@ -263,6 +273,8 @@ class BenchDb:
         self.close()
 
     def _query(self, sql: str, args: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        if self._db is None:
+            self._open()
         if self._db is None:
             return []
         with _told(self.path):
@@ -425,8 +437,14 @@ class BenchDb:
                 )
             ids = [run_id]
             if row.sweep:
-                ids = [r["id"] for r in self._query("SELECT id, flags, state FROM run WHERE sweep=?", (row.sweep,))
-                       if not on or (r["state"] == "done" and _loads_list(r["flags"]) == [])]  # fmt: skip
+                points = self._query(
+                    "SELECT id, flags, state FROM run WHERE sweep=? AND label=?", (row.sweep, row.label)
+                )
+                ids = [
+                    str(r["id"])
+                    for r in points
+                    if not on or (r["state"] == "done" and not _loads_list(r["flags"]))
+                ]
             for one in ids:
                 self._write("UPDATE run SET is_baseline=? WHERE id=?", (int(on), one))
         return ids
@@ -514,7 +532,13 @@ class BenchDb:
         return str(found[0]["id"])
 
     def rows(
-        self, limit: int = 200, *, sweep: str = "", label: str = "", include_running: bool = False
+        self,
+        limit: int = 200,
+        *,
+        sweep: str = "",
+        label: str = "",
+        tag: str = "",
+        include_running: bool = False,
     ) -> list[BenchRow]:
         """Newest first. A run that is still being measured is left out; one whose writer died is there, partial."""
         where, args = ["1"], list[Any]()
@@ -524,6 +548,9 @@ class BenchDb:
         if label:
             where.append("r.label=?")
             args.append(label)
+        if tag:
+            where.append("r.tag=?")
+            args.append(tag)
         return self._rows(" AND ".join(where), args, limit, include_running)
 
     def row(self, run_id: str) -> BenchRow | None:

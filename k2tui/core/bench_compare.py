@@ -52,7 +52,9 @@ def load_key(row: BenchRow) -> tuple[str, float | None, int | None]:
 def load_title(row: BenchRow) -> str:
     if row.request_rate is not None:
         return f"{row.request_rate:g}/s"
-    return str(row.concurrency) if row.concurrency is not None else row.load_shape
+    if row.concurrency is not None:
+        return str(row.concurrency)
+    return "–" if row.load_shape == "closed" else row.load_shape
 
 
 def compare(

@@ -56,7 +56,9 @@ class RequestRecord:
     http_status: int = 0
     error: str = ""  # class: "" = completed
     error_text: str = ""
-    count: str = "server"  # who counted output_tokens
+    count: str = (
+        "server"  # who counted output_tokens: server | finish (it said max_tokens was reached) | client
+    )
     spread: str = (
         "exact"  # tokens per event: exact | text (shared out by the chunks' text) | chunk (one each)
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from k2tui.core.bench import BenchRow
 from k2tui.core.bench_compare import Delta, compare, delta_text, load_key, load_title
-from k2tui.core.bench_table import cells, clean, fit, footnotes, grid, ms, num
+from k2tui.core.bench_table import accept_text, cells, clean, fit, footnotes, grid, ms, num
 from k2tui.core.stats import knee, pareto
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -100,7 +100,7 @@ def sweep_table(rows: Sequence[BenchRow], baseline: Sequence[BenchRow] = (), wid
     extra: list[str] = []
     if any(p.row.goodput_fraction is not None for p in points):
         extra.append("good %")
-    if any(p.row.accept_length is not None for p in points):
+    if any(accept_text(p.row) != "–" for p in points):
         extra.append("accept")
     if any(p.row.errors for p in points):
         extra.append("✗")
@@ -126,7 +126,7 @@ def sweep_table(rows: Sequence[BenchRow], baseline: Sequence[BenchRow] = (), wid
             if name == "good %":
                 line.append("–" if r.goodput_fraction is None else f"{100 * r.goodput_fraction:.0f}")
             elif name == "accept":
-                line.append(num(r.accept_length))
+                line.append(accept_text(r))
             else:
                 line.append(str(r.errors) if r.errors else "–")
         body.append(line)

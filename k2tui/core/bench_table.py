@@ -84,7 +84,16 @@ def _load(row: BenchRow) -> str:
     if row.request_rate is not None:
         cap = f"/{row.concurrency}" if row.concurrency else ""
         return f"{row.request_rate:g}/s{cap}"
-    return str(row.concurrency) if row.concurrency is not None else row.load_shape
+    if row.concurrency is not None:
+        return str(row.concurrency)
+    return "–" if row.load_shape == "closed" else row.load_shape
+
+
+def accept_text(row: BenchRow) -> str:
+    """ "42 % 2.26": correct of proposed drafts, tokens per verify step."""
+    rate = "" if row.accept_rate is None else f"{100 * row.accept_rate:.0f} %"
+    length = "" if row.accept_length is None else f"{row.accept_length:.2f}"
+    return f"{rate} {length}".strip() or "–"
 
 
 def marks(row: BenchRow) -> str:
@@ -112,10 +121,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("ITL p99", lambda r: num(r.itl_p99_ms), True, 6),
     Column("E2E p50", lambda r: ms(r.e2e_p50_ms), True, 10),
     Column("req/s", lambda r: num(r.request_throughput), True, 11),
-    Column("accept", lambda r: num(r.accept_length), True, 3),
+    Column("accept", accept_text, True, 3),
     Column("good %", lambda r: "–" if r.goodput_fraction is None else f"{100 * r.goodput_fraction:.0f}", True, 3),
     Column("✗", lambda r: str(r.errors) if r.errors else "–", True, 2),
-    Column("ok", lambda r: str(r.completed), True, 9),
+    Column("ok", lambda r: str(r.completed) if r.completed else "–", True, 9),
+    Column("from", lambda r: clean(r.imported_from), False, 6, 20),
 )  # fmt: skip
 
 
@@ -254,3 +264,19 @@ def _short(value: Any) -> str:
 
 def _interval(m: Metric | None) -> str:
     return f"{num(m.lo)}…{num(m.hi)}" if m is not None and m.lo is not None and m.hi is not None else ""
+
+
+def markdown(rows: Sequence[BenchRow]) -> str:
+    """The list of runs as a Markdown table; empty columns are left out."""
+    table: list[tuple[Column, list[str]]] = []
+    for column in COLUMNS:
+        texts = [column.text(r).replace("|", "\\|") for r in rows]
+        if any(t not in ("–", "") for t in texts):
+            table.append((column, texts))
+    lines = [
+        "| " + " | ".join(c.title or " " for c, _ in table) + " |",
+        "|" + "|".join("---:" if c.right else "---" for c, _ in table) + "|",
+    ]
+    lines += ["| " + " | ".join(texts[i] for _, texts in table) + " |" for i in range(len(rows))]
+    line = validity_line(rows)
+    return "\n".join(lines) + (f"\n\n{line}" if line else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -58,7 +59,7 @@ class GpuWatch:
         ]
         if len(points) < 2:
             return []
-        joule = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points, points[1:], strict=False))
+        joule = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
         span = points[-1][0] - points[0][0]
         if joule <= 0 or span <= 0:
             return []

@@ -108,8 +108,11 @@ class AsyncioEngine:
 
     # connections
 
-    def open(self, n: int) -> None:
+    def open(self, n: int) -> bool:
+        if len(self._free) >= n:
+            return False
         self._loop.run_until_complete(self._open(n))
+        return True
 
     async def _open(self, n: int) -> None:
         allow_files(n + 64)
@@ -196,13 +199,15 @@ class AsyncioEngine:
         *,
         limit: int | None,
         on_done: Callable[[Exchange], None],
-        on_idle: Callable[[int], None] | None = None,
+        on_idle: Callable[[int], bool] | None = None,
         stop_after_s: float | None = None,
         started: Callable[[int], None] | None = None,
     ) -> Facts:
         self.facts = Facts(engine=self.name, stamps="user")
         self._on_done = on_done
-        self.open(min(len(works), limit if limit is not None else min(len(works), 256)))
+        want = min(len(works), limit if limit is not None else min(len(works), 256))
+        if self.open(want):
+            time.sleep(min(0.02 + want * 1e-4, 0.3))  # as in engine.py
         self._ready = deque(w for w in works if w.due_ns < 0)
         self._timed = [(w.due_ns, w.index, w) for w in works if w.due_ns >= 0]
         heapq.heapify(self._timed)
@@ -236,7 +241,7 @@ class AsyncioEngine:
     async def _drive(
         self,
         limit: int | None,
-        on_idle: Callable[[int], None] | None,
+        on_idle: Callable[[int], bool] | None,
         stop_after_s: float | None,
         started: Callable[[int], None] | None,
     ) -> None:
@@ -278,8 +283,8 @@ class AsyncioEngine:
                         ex.fail("idle_timeout", f"nothing for {self.idle_timeout_ns / 1e9:g} s")
                         ex.t_done = now
                         self.finished(link)
-                if on_idle is not None:
-                    on_idle(now)
+                if on_idle is not None and on_idle(now):
+                    next_tick = now + 50_000_000
 
     def _start(self, work: Work, t0: int) -> None:
         ex = new_exchange(work, self.api)

@@ -10,6 +10,7 @@ import platform
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from k2tui.loadgen.stream import Exchange
 
 USAGE_EACH_MAX = 32  # in flight; above it a running count with every chunk would cost the server
 PREBUILT_BYTES = 64 << 20
+SETTLE = 16  # finished requests that are stored at a time while streams run: about a millisecond
 
 
 class Engine(Protocol):
@@ -42,14 +44,14 @@ class Engine(Protocol):
 
     name: str
 
-    def open(self, n: int) -> None: ...
+    def open(self, n: int) -> bool: ...
     def run(
         self,
         works: Sequence[Work],
         *,
         limit: int | None,
         on_done: Callable[[Exchange], None],
-        on_idle: Callable[[int], None] | None = None,
+        on_idle: Callable[[int], bool] | None = None,
         stop_after_s: float | None = None,
         started: Callable[[int], None] | None = None,
     ) -> Facts: ...
@@ -304,22 +306,35 @@ def measure_point(
         nonlocal t0
         t0 = at
 
+    fresh: deque[Exchange] = deque()  # finished, not yet turned into records: that waits for a quiet moment
+
     def done(ex: Exchange) -> None:
-        records.append(ex.record(t0))
+        fresh.append(ex)
 
-    watch = GpuWatch(bench.control.url)
-
-    def idle(now: int) -> None:
-        watch.look(now - t0)
+    def settle(most: int) -> None:
+        for _ in range(min(len(fresh), most)):
+            records.append(fresh.popleft().record(t0))
         if writer is not None:
             writer.flush()
-        progress(len(records), total, (now - t0) / 1e9)
+
+    watch = GpuWatch(bench.control.url)
+    told_ns = 0
+
+    def idle(now: int) -> bool:
+        nonlocal told_ns
+        settle(SETTLE)
+        if now - told_ns > 900_000_000:
+            told_ns = now
+            watch.look(now - t0)
+            progress(len(records) + len(fresh), total, (now - t0) / 1e9)
+        return bool(fresh)
 
     try:
         facts = bench.engine.run(
             works, limit=most, on_done=done, on_idle=idle, stop_after_s=args.max_seconds, started=started
         )
     except BaseException:
+        settle(len(fresh))
         if writer is not None:
             kept = [r for r in records if r.error != "interrupted"]
             writer.records[:] = kept
@@ -327,6 +342,7 @@ def measure_point(
         raise
     finally:
         watch.close()
+    settle(len(fresh))
     engine = engine_facts(facts, records, point, total)
     flags = validity(engine, records, point)
     more = watch.figures(sum(r.output_tokens for r in records if r.is_ok))
@@ -383,7 +399,7 @@ def engine_facts(facts: Facts, records: Sequence[RequestRecord], point: Point, a
     out: dict[str, Any] = {
         "client": facts.engine,
         "stamps": facts.stamps,
-        "count": "client" if any(r.count == "client" and r.is_ok for r in records) else "server",
+        "count": _worst_count(records),
         "spread": "text" if any(r.spread == "text" and r.is_ok for r in records) else "exact",
         "cpu_fraction": round(facts.cpu_fraction, 4),
         "cpu_s": round(facts.cpu_s, 4),
@@ -409,6 +425,12 @@ def engine_facts(facts: Facts, records: Sequence[RequestRecord], point: Point, a
     elif point.shape == "closed" and point.concurrency:
         out["achieved"] = min(facts.peak_in_flight / min(point.concurrency, asked), 1.0)
     return out
+
+
+def _worst_count(records: Sequence[RequestRecord]) -> str:
+    """The least trusted way in which a completed request's tokens were counted."""
+    ways = {r.count for r in records if r.is_ok}
+    return next((w for w in ("client", "finish") if w in ways), "server")
 
 
 def validity(engine: Mapping[str, Any], records: Sequence[RequestRecord], point: Point) -> list[str]:

@@ -223,7 +223,7 @@ class Exchange:
     """One request in flight: its answer, stamps and what the server counted. Times are ns of one monotonic clock."""
 
     __slots__ = (
-        "_fast_null", "_fast_tokens", "_learn_at", "_lens", "_overhead", "_post", "_post_len", "_pre", "_pre_end", "answer",
+        "_fast_null", "_fast_tokens", "_learn_at", "_lens", "_overhead", "_shape", "answer",
         "api", "asked", "cached", "coalesced", "correct", "cumulative", "done", "done_mark", "error", "error_text", "finish",
         "histogram", "ignore_eos", "index", "keep_text", "out_tokens", "output_ids", "prompt_tokens", "proposed", "session",
         "stamps", "t_done", "t_first", "t_sched", "t_send", "text", "turn", "verify",
@@ -257,10 +257,9 @@ class Exchange:
         self._overhead = -1  # payload bytes around the text
         self._fast_null = b""  # learned spelling of "finish_reason": null; b"" = not learned
         self._fast_tokens = False  # events carry completion_tokens
-        self._pre = self._post = (
-            b""  # bytes around the text of an event that was understood; b"" = not learned
-        )
-        self._pre_end = self._post_len = 0
+        # of an event that was understood: (bytes before its text, where that ends, bytes after it, how many, end of the
+        # chunk's size line)
+        self._shape: tuple[bytes, int, bytes, int, int] | None = None
         self._learn_at = 0
         self.out_tokens: int | None = None
         self.prompt_tokens: int | None = None
@@ -276,44 +275,44 @@ class Exchange:
         self.text = ""
         self.output_ids: list[int] = []
 
-    def receive(self, data: bytes, stamp: int) -> bool:
+    def receive(self, data: bytes | bytearray, stamp: int) -> bool:
         """Take the bytes of one read, whose last byte arrived at `stamp`. True when the answer is whole."""
         if self._fast_null:
-            if self._post:
+            shape = self._shape
+            if shape is not None:
                 # the same bytes as an event that was understood, but for the text between two quotes?
-                i = data.find(b"\r\n", 1, 12)
+                pre, pre_end, post, post_len, size_end = shape
                 n = len(data)
                 if (
-                    data.endswith(self._post)
-                    and data.startswith(self._pre, i + 2)
-                    and data.find(b'"', i + self._pre_end) == n - self._post_len
-                    and i > 0
+                    data.endswith(post)
+                    and data.startswith(pre, size_end - 2)
+                    and data.find(b'"', pre_end) == n - post_len
                 ):
                     try:
-                        whole = int(data[:i], 16) == n - i - 4
+                        whole = int(data[: size_end - 2], 16) == n - size_end - 2
                     except ValueError:
                         whole = False
                     if whole:
                         self.stamps.append(stamp)
-                        self._lens.append(n - i - 12)
+                        self._lens.append(n - size_end - 10)
                         return False
             fresh, pos = self._quick(data)
             if pos == len(data):
                 if fresh == 1:
                     self.stamps.append(stamp)
                     if not self._fast_tokens and len(self.stamps) >= self._learn_at:
-                        self._learn_shape(data)
+                        self._learn_shape(bytes(data))
                 else:
                     self._stamp(fresh, stamp)
                 return False
-            return self._receive_slow(data[pos:] if pos else data, stamp, fresh)
-        return self._receive_slow(data, stamp, 0)
+            return self._receive_slow(bytes(data[pos:] if pos else data), stamp, fresh)
+        return self._receive_slow(bytes(data), stamp, 0)
 
     def _learn_shape(self, chunk: bytes) -> None:
         """Remember one plain token event (a whole HTTP chunk) around its text. Learned anew, at most every eighth event,
         when a server changes something on the way (SGLang stamps `created` anew every second)."""
         self._learn_at = len(self.stamps) + 8
-        self._post = b""
+        self._shape = None
         i = chunk.find(b"\r\n") + 2
         for key in _TEXT_KEYS:
             start = chunk.find(key, i)
@@ -323,12 +322,11 @@ class Exchange:
             end = chunk.find(b'"', start)
             if end <= start or chunk[end - 1] == 92 or b"\n" in chunk[start:end]:
                 continue  # empty, or a backslash: where the text ends is not plain
-            self._pre, self._post = chunk[i:start], chunk[end:]
-            self._pre_end = 2 + start - i
-            self._post_len = len(chunk) - end
+            # the line end of the size line is part of what must be equal
+            self._shape = (chunk[i - 2 : start], start, chunk[end:], len(chunk) - end, i)
             return
 
-    def _quick(self, data: bytes) -> tuple[int, int]:
+    def _quick(self, data: bytes | bytearray) -> tuple[int, int]:
         """(token events, bytes) at the front of `data` that are whole HTTP chunks of exactly one token event each."""
         null = self._fast_null
         find = data.find
@@ -395,7 +393,8 @@ class Exchange:
         return False
 
     def _fast_null_off(self) -> None:
-        self._fast_null = self._post = b""
+        self._fast_null = b""
+        self._shape = None
 
     def _learn(self, payload: bytes) -> None:
         """Let the quick path take over while the stream looks like this token event."""
@@ -587,17 +586,19 @@ class Exchange:
 
     @property
     def counted_by(self) -> str:
-        return (
-            "server"
-            if self.out_tokens is not None or (self.cumulative and self.cumulative[-1] >= 0)
-            else "client"
-        )
+        """server: it told the count. finish: it told no count but that it stopped because max_tokens was reached, which
+        is one. client: events were counted."""
+        if self.out_tokens is not None or (self.cumulative and self.cumulative[-1] >= 0):
+            return "server"
+        return "finish" if self.finish == "length" and self.stamps else "client"
 
     @property
     def total_tokens(self) -> int:
         if self.cumulative and self.cumulative[-1] >= 0:
             return max(self.cumulative[-1], self.out_tokens or 0)
-        return self.out_tokens if self.out_tokens is not None else len(self.stamps)
+        if self.out_tokens is not None:
+            return self.out_tokens
+        return self.asked if self.counted_by == "finish" else len(self.stamps)
 
     def record(self, t0: int) -> RequestRecord:
         """The measured request, times counted from t0."""
@@ -646,8 +647,8 @@ class Exchange:
                 told.append(c - before)
                 before = c
             return told, "exact"
-        if total == n or self.out_tokens is None or not n:
-            return array("i", [1]) * n, "exact" if self.out_tokens is not None else "chunk"
+        if total == n or not n:
+            return array("i", [1]) * n, "chunk" if self.counted_by == "client" else "exact"
         overhead = max(self._overhead, 0)
         weights = [max(size - overhead, 0) for size in self._lens]
         whole = sum(weights)

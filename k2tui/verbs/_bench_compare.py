@@ -12,14 +12,12 @@ from k2tui.core.bench_compare import METRICS, Comparison, compare
 
 
 def side(db: BenchDb, text: str) -> list[BenchRow]:
-    """A run, or every point of its sweep; a label: its newest sweep."""
+    """A full run id: that run. Anything shorter (label, part of an id): every point of its sweep under its label."""
     run_id = db.resolve(text)
     row = db.row(run_id)
     assert row is not None
-    if text == row.label and row.sweep:
-        return db.rows(1000, sweep=row.sweep)
-    if row.sweep and len(text) < 20:
-        return db.rows(1000, sweep=row.sweep)
+    if row.sweep and text != run_id:
+        return [r for r in db.rows(1000, sweep=row.sweep) if r.label == row.label]
     return [row]
 
 

@@ -26,7 +26,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare = actions.add_parser("compare", help="two runs or sweeps: ratios, intervals, verdicts")
     compare.add_argument("base", help="run that the other is measured against")
     compare.add_argument("new")
-    for p in (list_, show, compare):
+    sweep = actions.add_parser(
+        "sweep", help="1, 2, 4, ... in flight until throughput stops growing; finds the knee"
+    )
+    options.add_arguments(sweep)
+    aa = actions.add_parser("aa", help="measure the server against itself: this host's noise floor")
+    options.add_arguments(aa)
+    import_ = actions.add_parser(
+        "import", help="take over results of sglang, vllm, guidellm, aiperf, or a typed table"
+    )
+    import_.add_argument(
+        "files", nargs="+", metavar="FILE", help="JSON or JSONL; 'story' = the example that k2tui ships"
+    )
+    import_.add_argument("--label", default="", help="label of what is imported (default: the file's own)")
+    export = actions.add_parser("export", help="runs as sglang JSONL, CSV, Markdown or JSON")
+    export.add_argument("runs", nargs="*", metavar="RUN", help="ids, labels or 'last' (default: all)")
+    export.add_argument("--format", choices=("sglang", "csv", "md", "json"), default="sglang")
+    export.add_argument("-o", "--output", default="", metavar="FILE", help="write there (default: stdout)")
+    baseline = actions.add_parser(
+        "baseline", help="make a run (and its sweep) the one that others are measured against"
+    )
+    baseline.add_argument("run", nargs="?", default="", help="without one: show the baselines")
+    baseline.add_argument("--off", action="store_true", help="no longer a baseline")
+    label = actions.add_parser("label", help="rename a run, or tag it")
+    label.add_argument("run")
+    label.add_argument("label", nargs="?", default=None)
+    label.add_argument("--tag", default=None)
+    delete = actions.add_parser("delete", help="remove runs for good")
+    delete.add_argument("runs", nargs="+", metavar="RUN")
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    list_.add_argument(
+        "--sort", default="", help="a column: out, user, ttft, tpot, accept, c, label (default: newest first)"
+    )
+    list_.add_argument("--tag", default="")
+    for p in (list_, show, compare, import_, export, baseline, label, delete):
         p.add_argument(
             "--db", default="", metavar="PATH", help="store (default: runs.db in k2tui's state folder)"
         )
@@ -59,8 +92,12 @@ def _run(args: argparse.Namespace) -> int:
     """The load generator as its own process: nothing of the CLI shares its core or its memory."""
     import subprocess
 
-    argv = sys.argv[sys.argv.index("run") + 1 :] if "run" in sys.argv else []
+    argv = sys.argv[sys.argv.index(args.action) + 1 :] if args.action in sys.argv else []
     argv = getattr(args, "_argv", None) or argv
+    if args.action == "sweep" and not any(a.startswith("--sweep") for a in argv):
+        argv = [*argv, "--sweep", "256"]
+    if args.action == "aa":
+        argv = ["--aa", *argv, *([] if any(a.startswith("--repeats") for a in argv) else ["--repeats", "5"])]
     process = subprocess.Popen([sys.executable, "-m", "k2tui.loadgen", *_with_url(argv)])
     while True:
         try:
@@ -89,7 +126,9 @@ def _list(args: argparse.Namespace) -> int:
     from k2tui.core.bench_table import rows_table
 
     with _db(args) as db:
-        rows = db.rows(args.limit, label=args.label)
+        rows = db.rows(args.limit, label=args.label, tag=args.tag)
+    if args.sort:
+        rows = _sorted(rows, args.sort)
     if args.json:
         _print_json({"schema": 1, "runs": [asdict(r) for r in rows]})
     else:
@@ -126,4 +165,152 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
-_ACTIONS = {"run": _run, "list": _list, "show": _show, "compare": _compare}
+def _sorted(rows: list[Any], key: str) -> list[Any]:
+    from k2tui.errors import UsageError
+
+    fields = {
+        "out": ("output_throughput", True), "user": ("tok_s_user", True), "ttft": ("ttft_p50_ms", False),
+        "tpot": ("tpot_p50_ms", False), "accept": ("accept_length", True), "c": ("concurrency", False), "label": ("label", False),
+    }  # fmt: skip
+    if key not in fields:
+        raise UsageError(f"--sort {key}: no such column", "columns: " + ", ".join(fields))
+    name, down = fields[key]
+    known = [r for r in rows if getattr(r, name) is not None]
+    rest = [r for r in rows if getattr(r, name) is None]
+    return [*sorted(known, key=lambda r: getattr(r, name), reverse=down), *rest]
+
+
+def _import(args: argparse.Namespace) -> int:
+    import time
+
+    from k2tui import paths
+    from k2tui.benchdb import RunInfo, new_id
+    from k2tui.core.bench_import import parse
+    from k2tui.errors import UsageError
+
+    found: list[Any] = []
+    for name in args.files:
+        path = paths.assets_dir() / "bench" / "story.json" if name == "story" else Path(name)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as err:
+            raise UsageError(f"{path}: {err.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"{path}: not a text file") from None
+        found += parse(text, str(path))  # all files are understood before anything is stored
+    ids: list[str] = []
+    with _db(args, readonly=False) as db:
+        sweep = new_id(time.time()) if len(found) > 1 else ""
+        for one in found:
+            info = RunInfo(
+                label=args.label or one.label, tag=one.tag, sweep=sweep, shape=one.shape, concurrency=one.concurrency,
+                rate=one.rate, num_requests=one.num_requests, server=one.server, workload=one.workload,
+            )  # fmt: skip
+            ids.append(
+                db.add_imported(
+                    info, one.metrics, started_s=time.time(), imported=one.tool, flags=one.flags, raw=one.raw
+                )
+            )
+    if args.json:
+        _print_json({"schema": 1, "runs": ids})
+    else:
+        print(f"imported {len(ids)} run{'s' if len(ids) != 1 else ''}: {', '.join(i[-6:] for i in ids)}")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    import json
+    from dataclasses import asdict
+
+    from k2tui.core.bench_import import export_sglang, to_csv
+    from k2tui.core.bench_table import markdown
+
+    with _db(args) as db:
+        rows = [db.row(db.resolve(r)) for r in args.runs] if args.runs else db.rows(10_000)
+        out = ""
+        for row in rows if args.format == "sglang" else ():
+            stats = {(m.name.rpartition(".")[0], m.stat): m.value for m in db.metrics(row.run_id)}
+            params = db.details(row.run_id)["workload"].get("params") or {}
+            out += json.dumps(export_sglang(asdict(row), stats, (("params", params),))) + "\n"
+    if args.format == "csv":
+        out = to_csv([asdict(r) for r in rows])
+    elif args.format == "md":
+        out = markdown(rows) + "\n"
+    elif args.format == "json":
+        out = json.dumps({"schema": 1, "runs": [asdict(r) for r in rows]}, indent=1, default=str) + "\n"
+    if args.output:
+        from k2tui.errors import K2Error
+        from k2tui.files import write_whole
+
+        try:
+            write_whole(Path(args.output), out, mode=0o644)
+        except OSError as err:
+            raise K2Error(f"{args.output}: {err.strerror}") from None
+        print(f"{len(rows)} runs -> {args.output}", file=sys.stderr)
+    else:
+        sys.stdout.write(out)
+    return 0
+
+
+def _baseline(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from k2tui.core.bench_table import rows_table
+
+    if args.run:
+        with _db(args, readonly=False) as db:
+            ids = db.set_baseline(args.run, not args.off)
+        if args.json:
+            _print_json({"schema": 1, "runs": ids})
+        else:
+            print(f"{'no longer ' if args.off else ''}baseline: {', '.join(ids)}")
+        return 0
+    with _db(args) as db:
+        rows = [r for r in db.rows(10_000) if r.is_baseline]
+    if args.json:
+        _print_json({"schema": 1, "runs": [asdict(r) for r in rows]})
+    else:
+        print(rows_table(rows, _width()) if rows else "no baseline yet: k2tui bench baseline RUN")
+    return 0
+
+
+def _label(args: argparse.Namespace) -> int:
+    from k2tui.errors import UsageError
+
+    if args.label is None and args.tag is None:
+        raise UsageError("nothing to change", "give a label, or --tag TAG")
+    with _db(args, readonly=False) as db:
+        run_id = db.resolve(args.run)
+        db.set_label(run_id, args.label, args.tag)
+    if args.json:
+        _print_json({"schema": 1, "run": run_id})
+    return 0
+
+
+def _delete(args: argparse.Namespace) -> int:
+    from k2tui.core.bench_table import rows_table
+    from k2tui.errors import UsageError
+
+    with _db(args, readonly=False) as db:
+        ids = [db.resolve(r) for r in args.runs]
+        if not args.yes:
+            if not sys.stdin.isatty():
+                raise UsageError("delete asks first, and there is no terminal to ask on", "add --yes")
+            print(rows_table([db.row(i) for i in ids], _width()))
+            if input(
+                f"remove {len(ids)} run{'s' if len(ids) != 1 else ''} for good? [y/N] "
+            ).strip().lower() not in ("y", "yes"):
+                return 1
+        for run_id in ids:
+            db.delete(run_id)
+    if args.json:
+        _print_json({"schema": 1, "deleted": ids})
+    else:
+        print(f"deleted {len(ids)}")
+    return 0
+
+
+_ACTIONS = {
+    "run": _run, "sweep": _run, "aa": _run, "list": _list, "show": _show, "compare": _compare, "import": _import,
+    "export": _export, "baseline": _baseline, "label": _label, "delete": _delete,
+}  # fmt: skip

@@ -81,7 +81,7 @@ words = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     words,
     st.lists(st.integers(0, 5000), max_size=20),
@@ -106,7 +106,7 @@ def test_any_slicing_gives_the_same_events(
     assert list(b.stamps_ns) == sorted(b.stamps_ns)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=10),
     st.lists(st.integers(0, 9000), max_size=20),
@@ -174,7 +174,7 @@ def test_quick_path_leaves_everything_odd_to_the_parser(spoiled: bytes) -> None:
     assert ex.coalesced >= 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(st.sampled_from(["a", " tok", 'q"uote', "back\\", "", "nl\n", "ä"]), min_size=1, max_size=30),
     st.booleans(),

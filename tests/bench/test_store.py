@@ -1,0 +1,356 @@
+"""The store: what goes in comes out, baselines, crash and full disk, imports with their flags, exports that read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from array import array
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from k2tui.benchdb import BenchDb, RunInfo, _pack, _pack_tokens, _unpack, _unpack_tokens, rows
+from k2tui.cli import main
+from k2tui.core.bench_compare import compare, compare_table
+from k2tui.core.bench_import import export_sglang, parse, to_csv
+from k2tui.core.bench_record import RequestRecord, Slo, summarize
+from k2tui.core.bench_sweep import sweep_points, sweep_table
+from k2tui.core.bench_table import cells, detail, rows_table
+from k2tui.core.stats import Verdict
+from k2tui.errors import K2Error, UsageError
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "bench"
+MS = 1_000_000
+
+
+def record(
+    i: int, *, start_ms: float = 0, ttft_ms: float = 50, gap_ms: float = 20, n: int = 5, error: str = ""
+) -> RequestRecord:
+    send = int((start_ms) * MS)
+    stamps = array("q", [int(send + (ttft_ms + k * gap_ms) * MS) for k in range(n)])
+    return RequestRecord(
+        index=i, t_sched_ns=send, t_send_ns=send, t_first_ns=stamps[0], t_last_ns=stamps[-1], t_done_ns=stamps[-1],
+        prompt_tokens=10, output_tokens=n, asked_tokens=n, stamps_ns=stamps, tokens=array("i", [1] * n), http_status=200,
+        finish="length", error=error,
+    )  # fmt: skip
+
+
+def info(**more: object) -> RunInfo:
+    base = {
+        "label": "a", "concurrency": 2, "num_requests": 4, "sweep": "S",
+        "server": {"fp": "s1", "engine": "sglang", "version": "0.5.23", "model": "m"},
+        "workload": {"fp": "w1", "title": "random in 10 out 5", "api": "generate"},
+    }  # fmt: skip
+    return RunInfo(**{**base, **more})  # type: ignore[arg-type]
+
+
+def put(
+    db: BenchDb,
+    *,
+    at: float = 1000.0,
+    gap: float = 20,
+    flags: tuple[str, ...] = (),
+    n: int = 4,
+    **more: object,
+) -> str:
+    writer = db.begin(info(**more), at)
+    for i in range(n):
+        writer.add(record(i, start_ms=i * 200, gap_ms=gap))
+    writer.finish(flags=flags, engine={"stamps": "kernel", "count": "server"})
+    return writer.run_id
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 1 << 40), max_size=50), st.lists(st.integers(1, 9), max_size=50))
+def test_stamps_and_tokens_pack_and_unpack(gaps: list[int], tokens: list[int]) -> None:
+    at, stamps = 0, array("q")
+    for g in gaps:
+        at += g
+        stamps.append(at)
+    assert _unpack(_pack(stamps)) == stamps
+    assert _unpack_tokens(_pack_tokens(array("i", tokens))) == array("i", tokens)
+
+
+def test_figures_by_hand() -> None:
+    found = {
+        (m.name, m.stat): m.value
+        for m in summarize([record(0), record(1, start_ms=100), record(2, error="reset")], slo=Slo(60, 25))
+    }
+    assert found["ttft.v1", "p50"] == pytest.approx(50)
+    assert found["itl.v1", "mean"] == pytest.approx(20)
+    assert found["tpot.v1", "mean"] == pytest.approx(20)
+    assert found["e2e.v1", "p50"] == pytest.approx(130)
+    assert found["tok_s_user.v1", "value"] == pytest.approx(50)
+    assert found["output_throughput.v1", "value"] == pytest.approx(10 / 0.23)
+    assert found["errors.v1", "reset"] == 1 and found["completed.v1", "value"] == 2
+    assert found["goodput_fraction.v1", "value"] == pytest.approx(2 / 3)  # the failed one counts against
+
+
+def test_tokens_of_a_chunk_share_its_gap() -> None:
+    r = RequestRecord(
+        index=0, t_sched_ns=0, t_send_ns=0, t_first_ns=10 * MS, t_last_ns=50 * MS, output_tokens=7, asked_tokens=7,
+        stamps_ns=array("q", [10 * MS, 20 * MS, 50 * MS]), tokens=array("i", [1, 2, 4]),
+    )  # fmt: skip
+    found = {(m.name, m.stat): m.value for m in summarize([r])}
+    assert found["itl.v1", "mean"] == pytest.approx((2 * 5 + 4 * 7.5) / 6)
+    assert found["icl.v1", "mean"] == pytest.approx(20)
+    assert found["tokens_per_chunk.v1", "value"] == pytest.approx(7 / 3)
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    path = tmp_path / "x" / "r.db"
+    with BenchDb(path) as db:
+        first, second = put(db, at=1000), put(db, at=2000, concurrency=4)
+        assert [r.run_id for r in db.rows()] == [second, first]
+        row = db.row(first)
+        assert (
+            row is not None and row.completed == 4 and row.workload == "random in 10 out 5" and row.is_valid
+        )
+        assert db.records(first)[2] == record(2, start_ms=400)
+    assert [r.run_id for r in rows(1, path)] == [second]
+    assert path.stat().st_mode & 0o077 == 0
+    assert rows(5, tmp_path / "nowhere.db") == []
+
+
+def test_reader_sees_a_change_cheaply(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    reader = BenchDb(path, readonly=True)
+    assert reader.rows() == []
+    with BenchDb(path) as db:
+        put(db)
+        assert len(reader.rows()) == 1  # opened before the file was there
+        before = reader.data_version()
+        assert reader.data_version() == before
+        put(db, at=3000)
+        assert reader.data_version() != before
+    reader.close()
+
+
+def test_names_of_runs(tmp_path: Path) -> None:
+    with BenchDb(tmp_path / "r.db") as db:
+        one = put(db)
+        assert db.resolve(one) == db.resolve(one[-6:].lower()) == db.resolve("last") == db.resolve("a") == one
+        with pytest.raises(UsageError, match="no benchmark run"):
+            db.resolve("zzzz")
+
+
+def test_only_a_valid_run_becomes_a_baseline(tmp_path: Path) -> None:
+    with BenchDb(tmp_path / "r.db") as db:
+        good, other = put(db), put(db, at=2000, sweep="T", label="b")
+        bad = put(db, at=3000, sweep="U", flags=("errors: 1 reset",))
+        with pytest.raises(K2Error, match="errors: 1 reset"):
+            db.set_baseline(bad)
+        assert db.set_baseline(good) == [good]
+        assert db.set_baseline(other) == [other]  # one baseline a workload
+        assert [r.run_id for r in db.rows() if r.is_baseline] == [other]
+
+
+def test_damaged_and_foreign_files_are_clear_errors(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.db"
+    bad.write_bytes(b"this is no database" * 100)
+    with pytest.raises(K2Error, match="no k2tui store or is damaged"):
+        BenchDb(bad)
+    with pytest.raises(K2Error, match="is a folder"):
+        BenchDb(tmp_path)
+    newer = tmp_path / "newer.db"
+    with BenchDb(newer) as db:
+        db._write("PRAGMA user_version=99")
+    with pytest.raises(K2Error, match="newer k2tui"):
+        BenchDb(newer)
+
+
+def test_full_disk_keeps_what_was_stored(tmp_path: Path) -> None:
+    """A file size limit stands in for a full disk; what was committed before stays readable."""
+    path = tmp_path / "r.db"
+    with BenchDb(path) as db:
+        put(db)
+    code = (
+        "import resource,sys,signal;from pathlib import Path;sys.path.insert(0,sys.argv[2]);"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "from test_store import BenchDb,info,record,K2Error\n"
+        "db=BenchDb(Path(sys.argv[1]));w=db.begin(info(label='full'),5000.0)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE,(60000,60000))\n"
+        "import array\n"
+        "for i in range(4000): w.add(record(i,start_ms=i*7,gap_ms=3.3+i*0.01,n=64))\n"
+        "try:\n w.flush();print('problem',bool(w.problem));w.finish()\n"
+        "except K2Error as e: print('told',e.message)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(Path(__file__).parent)], capture_output=True, text=True
+    )
+    assert "problem True" in done.stdout and "measured but not stored" in done.stdout, (
+        done.stdout + done.stderr
+    )
+    with BenchDb(path) as db:
+        db.recover()
+        found = db.rows()
+        assert [r.label for r in found][-1] == "a" and found[-1].completed == 4
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 60000 or os.name != "posix"
+
+
+def test_sglangs_real_line_is_imported_with_its_faults(tmp_path: Path) -> None:
+    (one,) = parse((FIXTURES / "sglang-0.5.23-bench_serving.jsonl").read_text(), "x")
+    assert one.tool == "sglang.bench_serving" and one.concurrency == 4 and one.rate is None
+    figures = {(m.name, m.stat): m.value for m in one.metrics}
+    assert figures["output_throughput.v1", "value"] == pytest.approx(64.93, abs=0.01)
+    assert figures["itl.v1", "p99"] == pytest.approx(219.0, abs=0.1)
+    assert figures["tok_s_user.v1", "value"] == pytest.approx(1000 / 48.878, rel=1e-3)
+    assert "failed requests are not told" in one.flags
+
+
+def test_faults_of_other_tools_are_flagged() -> None:
+    asked = {
+        "backend": "sglang-oai", "duration": 2.0, "completed": 4, "total_output_tokens": 256, "random_output_len": 64,
+        "total_output_tokens_retokenized": 128, "median_itl_ms": 10.0, "median_tpot_ms": 4.0, "accept_length": 2.4,
+    }  # fmt: skip
+    (one,) = parse(json.dumps(asked), "x")
+    text = "; ".join(one.flags)
+    assert "asked length" in text and "one sample a chunk" in text and "lifetime" in text
+    vllm = {
+        "burstiness": 1.0,
+        "duration": 2.0,
+        "completed": 3,
+        "failed": 1,
+        "num_prompts": 4,
+        "total_output_tokens": 9,
+        "request_rate": "inf",
+    }
+    (one,) = parse(json.dumps(vllm), "x")
+    assert one.tool == "vllm bench serve" and any("1 failed" in f for f in one.flags)
+    batch = {
+        "run_name": "r",
+        "batch_size": 4,
+        "input_len": 8,
+        "output_len": 16,
+        "latency": 1.0,
+        "output_throughput": 80.0,
+        "last_ttft": 0.2,
+    }
+    (one,) = parse(json.dumps(batch), "x")
+    assert {m.name: m.value for m in one.metrics}["tok_s_user.v1"] == 20
+    guide = {"metadata": {}, "benchmarks": [{"duration": 3.0, "metrics": {
+        "request_totals": {"successful": 5, "errored": 1},
+        "output_tokens_per_second": {"successful": {"mean": 50.0}},
+        "inter_token_latency_ms": {"successful": {"mean": 20.0, "median": 19.0, "percentiles": {"p99": 30.0}}}}}]}  # fmt: skip
+    (one,) = parse(json.dumps(guide), "x")
+    figures = {(m.name, m.stat): m.value for m in one.metrics}
+    assert figures["itl.v1", "p99"] == 30 and figures["errors.v1", "failed"] == 1
+    aiperf = {
+        "request_count": {"avg": 5},
+        "time_to_first_token": {"avg": 9.0, "p50": 8.0, "p99": 20.0},
+        "inter_token_latency": {"avg": 5.0},
+    }
+    (one,) = parse(json.dumps(aiperf), "x")
+    assert {(m.name, m.stat): m.value for m in one.metrics}["ttft.v1", "p99"] == 20
+
+
+@pytest.mark.parametrize("text", ["", "{}", "not json", '{"a": 1}\n{"b"', "[1, 2]"])
+def test_what_is_no_result_is_a_clear_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse(text, "file.json")
+
+
+def test_story_table_ships_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = str(tmp_path / "r.db")
+    assert main(["bench", "import", "story", "--db", db]) == 0
+    assert main(["bench", "list", "--db", db]) == 0
+    text = capsys.readouterr().out
+    for figure in ("63.6", "82.5", "90.0", "2,370", "42 %", "25 %", "story, typed"):
+        assert figure in text
+    assert main(["bench", "compare", "sglang", "sglang + NCCL tuned", "--db", db]) == 0
+    assert "+41.5 %" in capsys.readouterr().out
+    assert main(["bench", "baseline", "sglang", "--db", db]) == 0
+
+
+def test_export_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.db"
+    with BenchDb(path) as db:
+        run = put(db, label="=cmd()")
+        row = db.row(run)
+        assert row is not None
+        stats = {(m.name.rpartition(".")[0], m.stat): m.value for m in db.metrics(run)}
+    line = export_sglang(asdict(row), stats)
+    keys = list(json.loads((FIXTURES / "sglang-0.5.23-bench_serving.jsonl").read_text()))
+    ours = [k for k in line if k != "k2"]
+    assert ours == [k for k in keys if k in ours] and set(ours) == set(keys) & set(ours)
+    assert {"duration", "completed", "median_ttft_ms", "p99_itl_ms", "accept_length"} <= set(ours)
+    (back,) = parse(json.dumps(line), "x")
+    assert {(m.name, m.stat): m.value for m in back.metrics}["itl.v1", "mean"] == pytest.approx(20)
+    csv = to_csv([asdict(row)])
+    assert "'=cmd()" in csv  # a spreadsheet must not run it
+    for name in ("sglang", "csv", "md", "json"):
+        assert main(["bench", "export", "last", "--format", name, "--db", str(path)]) == 0
+    assert main(["bench", "export", "-o", str(tmp_path / "out.jsonl"), "--db", str(path)]) == 0
+    assert json.loads((tmp_path / "out.jsonl").read_text())["completed"] == 4
+
+
+def test_compare_says_why_not(tmp_path: Path) -> None:
+    with BenchDb(tmp_path / "r.db") as db:
+        a = db.row(put(db))
+        b = db.row(put(db, workload={"fp": "w2", "title": "random in 99 out 5", "api": "generate"}))
+        assert a and b
+        (c,) = compare([a], [b])
+        assert c.verdict is Verdict.NOT_COMPARABLE and "random in 99" in c.why
+        fast = [db.row(put(db, gap=10 + 0.01 * k, repeat=k, label="fast")) for k in range(3)]
+        slow = [db.row(put(db, gap=20 + 0.01 * k, repeat=k)) for k in range(3)]
+        (c,) = compare([r for r in slow if r], [r for r in fast if r])
+        assert c.verdict is Verdict.FASTER and c.deltas[0].basis == "3 pairs"
+        (c,) = compare([r for r in slow if r], [r for r in slow if r])
+        assert c.verdict is Verdict.SAME
+        assert "same" in compare_table([c], 80)
+
+
+def test_sweep_marks_knee_and_bars(tmp_path: Path) -> None:
+    with BenchDb(tmp_path / "r.db") as db:
+        found = []
+        for k, c in enumerate((1, 2, 4, 8, 16)):
+            writer = db.begin(info(concurrency=c, label="s"), 1000 + k)
+            for i in range(min(c, 4) * 4):  # throughput stops growing at 4
+                writer.add(record(i, start_ms=(i // min(c, 4)) * 200))
+            writer.finish(engine={"stamps": "kernel"})
+            found.append(db.row(writer.run_id))
+        rows_ = [r for r in found if r]
+        points = sweep_points(rows_, rows_)
+        assert [p.row.concurrency for p in points if p.is_knee] == [4]
+        text = sweep_table(rows_, rows_, 100)
+        assert "◆" in text and "█" in text and "≈" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_tables_fit_every_width(tmp_path: Path, width: int) -> None:
+    with BenchDb(tmp_path / "r.db") as db:
+        run = put(
+            db,
+            label="a very long label 日本語 \x1b[31m with escape",
+            flags=("a flag that is longer than the screen is wide " * 4,),
+        )
+        row = db.row(run)
+        assert row
+        texts = [
+            rows_table([row] * 3, width), sweep_table([row], [row], width), compare_table(compare([row], [row]), width),
+            detail(row, db.metrics(run), db.details(run), width),
+        ]  # fmt: skip
+    for text in texts:
+        assert "\x1b" not in text
+        if width >= 60:
+            assert max(cells(line) for line in text.splitlines()) <= width
+
+
+def test_verbs_change_and_delete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = tmp_path / "r.db"
+    with BenchDb(db) as store:
+        run = put(store)
+    assert main(["bench", "label", run, "new name", "--tag", "t", "--db", str(db)]) == 0
+    assert main(["bench", "list", "--json", "--tag", "t", "--db", str(db)]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["label"] == "new name"
+    assert main(["bench", "delete", run, "--db", str(db)]) == 2  # no terminal to ask on
+    assert main(["bench", "delete", run, "--yes", "--db", str(db)]) == 0
+    assert rows(5, db) == []
+    assert main(["bench", "show", "last", "--db", str(db)]) == 2
+    assert "no benchmark run" in capsys.readouterr().err
