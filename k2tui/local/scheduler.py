@@ -177,7 +177,12 @@ class Scheduler:
             everything, self._abort_all = self._abort_all, False
         if not (aborts or everything):
             return
-        reason = {"type": "abort", "message": "Abort by the client", "status_code": None, "err_type": None}
+        reason = {
+            "type": "abort",
+            "message": "Aborted: the client went away, or an abort or a shutdown was asked for.",
+            "status_code": None,
+            "err_type": None,
+        }
         for request in [r for r in self.waiting if everything or r.rid in aborts]:
             self.waiting.remove(request)
             self._finish(request, reason)

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from k2tui import paths
 from k2tui.config import Profile
 from k2tui.engines import get
 from k2tui.errors import UsageError
@@ -91,6 +92,30 @@ def test_sigterm_lets_running_requests_finish(launch: Launcher, model_dir: Path)
         "Gracefully exiting... Remaining number of requests 0. Remaining requests remaining_rids=[]."
         in engine.log
     )
+    assert "Traceback" not in engine.log
+
+
+def test_a_second_sigterm_does_not_wait(launch: Launcher) -> None:
+    engine = launch("--model-path", paths.assets_dir() / "tiny-target", "--port", "0")
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 1000, "ignore_eos": True, "temperature": 0}}
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx.post(engine.url + "/generate", json=body, timeout=60))
+    )
+    asking.start()
+    while engine.client.get("/v1/loads").json()["loads"][0]["num_running_reqs"] == 0:
+        time.sleep(0.01)
+    engine.process.send_signal(signal.SIGTERM)
+    engine.wait_for("Draining requests")
+    refused = engine.client.post("/v1/completions", json={"prompt": "a"})
+    assert refused.status_code == 503
+    assert refused.json()["message"] == "The server is shutting down."
+    assert engine.client.get("/health").status_code == 503
+    assert engine.end() == 0
+    asking.join()
+    meta = answers[0].json()["meta_info"]
+    assert meta["finish_reason"]["type"] == "abort"
+    assert meta["completion_tokens"] < 1000
     assert "Traceback" not in engine.log
 
 
