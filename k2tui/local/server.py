@@ -91,7 +91,8 @@ class Service:
             raise BadRequest(
                 f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a total of "
                 f"{len(input_ids) + params.max_new_tokens} tokens: {len(input_ids)} tokens from the input messages and "
-                f"{params.max_new_tokens} tokens for the completion."
+                f"{params.max_new_tokens} tokens for the completion. Please reduce the number of tokens in the input "
+                "messages or the completion to fit within the limit."
             )
         if len(input_ids) + params.max_new_tokens > self.scheduler.max_total_num_tokens:
             raise BadRequest(
@@ -498,6 +499,7 @@ def _usage(prompt: int, completion: int) -> dict[str, Any]:
         "completion_tokens": completion,
         "prompt_tokens_details": None,
         "reasoning_tokens": 0,
+        "completion_tokens_details": None,
     }
 
 
@@ -578,7 +580,6 @@ async def chat_completions(http: HttpRequest) -> Response:
                             "role": "assistant",
                             "content": output.text,
                             "reasoning_content": None,
-                            "tool_calls": None,
                         },
                         "logprobs": None,
                         "finish_reason": _reason(output),
