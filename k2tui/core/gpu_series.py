@@ -239,7 +239,7 @@ class GpuMemory:
                 self._put(int(view.taken_s), sample.index, sample.uuid, (*figures, slowed))
 
     def load(self, curves: GpuCurves) -> None:
-        """Take in curves read from disk. What was pushed already stays."""
+        """Take in curves read from disk, at their own grain and coarser ones. What was pushed already stays."""
         for gpu in curves.gpus:
             columns = (
                 gpu.gpu_utilization,
@@ -253,15 +253,16 @@ class GpuMemory:
             for step, figures in enumerate(zip(*columns, strict=True)):
                 second = int(curves.start_s + step * curves.step_s)
                 if any(value is not None for value in figures) and (not self._first_s or second < int(self._first_s)):
-                    self._put(second, gpu.index, gpu.uuid, tuple(_NONE if v is None else round(v) for v in figures))
+                    self._put(second, gpu.index, gpu.uuid, tuple(_NONE if v is None else round(v) for v in figures), curves.step_s)
 
-    def _put(self, second: int, index: int, uuid: str, figures: Sequence[int]) -> None:
+    def _put(self, second: int, index: int, uuid: str, figures: Sequence[int], grain_s: float = 1.0) -> None:
         known = self._rings.get(index)
         if known is None or (uuid and known[0] and known[0] != uuid):
             known = (uuid, {step_s: _Ring(step_s, size) for step_s, size in self.TIERS})
             self._rings[index] = known
         for ring in known[1].values():
-            ring.put(second, figures)
+            if ring.step_s >= grain_s * 0.99:
+                ring.put(second, figures)
 
     def values(
         self, index: int, metric: str, step_s: int, steps: int, now_s: float | None = None

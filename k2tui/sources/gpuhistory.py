@@ -26,6 +26,7 @@ _SEGMENT_S = 3600.0
 _FLUSH_S = 10.0
 _RETRY_S = 30.0
 _MAX_HEADER = 65536
+_MAX_READ = 50_000  # figures of one GPU that a question reads; a longer span is read in equal leaps
 DEFAULT_MAX_B = 32 << 20  # eight GPUs for three days
 
 
@@ -212,8 +213,8 @@ def _start_s(path: Path) -> float:
         return 0.0
 
 
-def _records(path: Path, header: _Header, start_s: float, end_s: float) -> Iterator[tuple[float, bytes]]:
-    """(time, figures of all GPUs) of the records in the span; the first one is found by halving, times only grow."""
+def _records(path: Path, header: _Header, start_s: float, end_s: float, leap: int) -> Iterator[tuple[float, bytes]]:
+    """(time, figures of all GPUs) of every leap-th record in the span; the first is found by halving, times only grow."""
     size = header.record_b
     with path.open("rb") as fh:
         count = (os.fstat(fh.fileno()).st_size - header.size_b) // size
@@ -226,8 +227,10 @@ def _records(path: Path, header: _Header, start_s: float, end_s: float) -> Itera
             else:
                 high = middle
         fh.seek(header.size_b + low * size)
-        for _ in range(count - low):
+        for _ in range(low, count, leap):
             raw = fh.read(size)
+            if leap > 1:
+                fh.seek((leap - 1) * size, os.SEEK_CUR)
             if len(raw) < size:
                 return
             at_s = float(_TIME.unpack_from(raw)[0])
@@ -239,7 +242,8 @@ def _records(path: Path, header: _Header, start_s: float, end_s: float) -> Itera
 def read_curves(start_s: float, end_s: float, *, steps: int = 0, folder: Path | None = None) -> GpuCurves:
     """Curves over [start_s, end_s) from disk, at most 600 values each (steps = 0: one a second up to that).
 
-    Without any record in the span: GpuCurves without GPUs. Damaged or foreign segments are left out.
+    Without any record in the span: GpuCurves without GPUs. Damaged or foreign segments are left out. A long span costs no more
+    than a short one: records are left out evenly, some per step stay.
     """
     if end_s <= start_s:
         return GpuCurves(start_s, end_s, 0.0)
@@ -254,7 +258,8 @@ def read_curves(start_s: float, end_s: float, *, steps: int = 0, folder: Path | 
                 header = _read_header(fh.read(_MAX_HEADER))
             if header is None:
                 continue
-            for at_s, raw in _records(path, header, start_s, end_s):
+            leap = max(1, int((end_s - start_s) * max(1, len(header.gpus)) / _MAX_READ))
+            for at_s, raw in _records(path, header, start_s, end_s, leap):
                 for place, (index, uuid, name) in enumerate(header.gpus):
                     builder.add(at_s, index, _GPU.unpack_from(raw, place * _GPU.size), uuid, name)
         except OSError:

@@ -135,9 +135,12 @@ class Dashboard(QuietApp):
 
     def _begin(self) -> None:
         """The backend has started: the GPUs' last minutes are on disk, so that curves do not begin empty."""
-        now = self.clock()
-        self._order(self.backend.gpu_curves, now - 3600, now, 720, then=self.history.gpus.load)
+        self.load_gpu_curves(900, 180)
         self.draw_soon()
+
+    def load_gpu_curves(self, span_s: float, steps: int) -> None:
+        now = self.clock()
+        self._order(self.backend.gpu_curves, now - span_s, now, steps, then=self.history.gpus.load)
 
     def _changed(self) -> None:
         """From any thread: a new snapshot is worth drawing."""

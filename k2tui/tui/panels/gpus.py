@@ -153,8 +153,8 @@ def curves(
 
 
 def _meter(label: str, share: float | None, role: str, text: str, cells: int, view: View) -> Line:
-    width = max(4, cells - 5 - 17)
-    return (Seg(f"{label:5}", "dim"), *bar(share, width, role, view.glyphs), Seg(fit(text, 17, ">", view.glyphs.ellipsis)))
+    width = max(4, cells - 6 - 17)
+    return (Seg(f"{label:6}", "dim"), *bar(share, width, role, view.glyphs), Seg(fit(text, 17, ">", view.glyphs.ellipsis)))
 
 
 def _card(gpu: GpuSample, view: View, all_: GpuView, width: int, lines: int) -> list[Line]:

@@ -62,4 +62,4 @@ def _command(process: GpuProcess) -> Seg:
     return Seg(process.name, "" if process.is_own else "dim")
 
 
-PANEL = Panel("processes", "GPU processes", draw, needs=("gpu",), ticks=True, order=25, selectable=True, keys=(("K", "end_process", "end it"),), help="Processes that hold GPU memory, as NVML tells them.")
+PANEL = Panel("processes", "GPU processes", draw, needs=("gpu",), order=25, selectable=True, keys=(("K", "end_process", "end it"),), help="Processes that hold GPU memory, as NVML tells them.")

@@ -33,6 +33,7 @@ class GpuDetailScreen(Deck):
         super().__init__()
         self._gpu = index
         self._span = 0
+        self._loaded: set[int] = set()  # grains whose past was asked for
 
     def place(self, width: int, height: int) -> Sequence[Slot]:
         frame = "rule" if height < 28 else "box"
@@ -75,4 +76,8 @@ class GpuDetailScreen(Deck):
         from k2tui.tui.panels.gpu import SPANS
 
         self._span = min(len(SPANS) - 1, max(0, self._span + by))
+        step_s = SPANS[self._span][1]
+        if step_s >= 15 and step_s not in self._loaded:
+            self._loaded.add(step_s)
+            self.dashboard.load_gpu_curves(step_s * 480, 480)
         self.dashboard.draw_now()
