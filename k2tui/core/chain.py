@@ -252,7 +252,7 @@ def without(chain: Chain, names: set[str]) -> Chain:
 # ---- gates
 
 _COMPARE = re.compile(r"\s*(result(?:\.[\w-]+)+)\s*(<=|>=|==|!=|<|>)\s*(\S+)\s*")
-_UNARY = re.compile(r"\s*(finite|falling|exists|true)\s+(result(?:\.[\w-]+)+)\s*")
+_UNARY = re.compile(r"\s*(finite|falling|exists|true|false)\s+(result(?:\.[\w-]+)+)\s*")
 _OPS: dict[str, Callable[[float, float], bool]] = {
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
@@ -275,7 +275,7 @@ def check_gate(text: str, here: str) -> None:
     raise UsageError(
         f"{here}: gate {text!r} is not understood",
         "gates: ready | file:PATH | url:http://... | result.rows >= 10 | result.after < result.before | finite result.loss | "
-        "falling result.losses | exists result.x | true result.ok",
+        "falling result.losses | exists result.x | true result.ok | false result.stopped",
     )
 
 
@@ -313,8 +313,8 @@ def gate_unmet(text: str, result: Mapping[str, Any]) -> str:
         value = look_up(result, m[2])
         if m[1] == "exists":
             return "" if value is not None else f"{m[2]} is not there"
-        if m[1] == "true":
-            return "" if value is True else f"{m[2]} is {value!r}"
+        if m[1] in ("true", "false"):
+            return "" if value is (m[1] == "true") else f"{m[2]} is {value!r}"
         if m[1] == "finite":
             values = cast("list[Any]", value) if isinstance(value, list) else [value]
             bad = [v for v in values if _finite(v) is None]
@@ -343,6 +343,23 @@ def gate_unmet(text: str, result: Mapping[str, Any]) -> str:
 _HOLE = re.compile(r"\{([a-z][a-z0-9_-]*(?:\.[\w-]+)*)\}")
 
 
+_NOTHING = object()
+
+
+def _known_at(name: str, known: Mapping[str, Any]) -> Any:
+    """known[name], or an item of a list in it (bench.result.rows.0.run_id); _NOTHING when there is none."""
+    if name in known:
+        return known[name]
+    owner, _, rest = name.rpartition(".")
+    while owner:
+        if owner in known:
+            value = look_up({"x": known[owner]}, f"result.x.{rest}")
+            return _NOTHING if value is None else value
+        owner, _, more = owner.rpartition(".")
+        rest = f"{more}.{rest}"
+    return _NOTHING
+
+
 def fill(value: Any, known: Mapping[str, Any], *, strict: bool = True) -> Any:
     """A value with its {holes} filled. A text that is one hole takes the value as it is (a list stays a list).
 
@@ -350,12 +367,15 @@ def fill(value: Any, known: Mapping[str, Any], *, strict: bool = True) -> Any:
     """
     if isinstance(value, str):
         whole = _HOLE.fullmatch(value)
-        if whole and whole[1] in known:
-            return known[whole[1]]
+        if whole:
+            found = _known_at(whole[1], known)
+            if found is not _NOTHING:
+                return found
 
         def put(m: re.Match[str]) -> str:
-            if m[1] in known:
-                return str(known[m[1]])
+            found = _known_at(m[1], known)
+            if found is not _NOTHING:
+                return str(found)
             owner, is_dotted, _ = m[1].partition(".")
             if strict and is_dotted and any(k.startswith(owner + ".") for k in known):
                 near = difflib.get_close_matches(m[1], list(known), n=1)

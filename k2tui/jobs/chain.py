@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -188,7 +189,7 @@ class ChainRun:
         return self.root / f"{name}-{self.prints[name][:10]}"
 
     def _known(self, step: Step, *, outs_only: bool = False) -> dict[str, Any]:
-        known: dict[str, Any] = {"run": str(self.root)}
+        known: dict[str, Any] = {"run": str(self.root), "python": sys.executable}
         for other in self.chain.steps:
             if other.name in self.prints:
                 known[f"{other.name}.out"] = str(self.out_of(other.name))
@@ -248,10 +249,21 @@ class ChainRun:
             if d.action in ("run", "serve"):
                 try:
                     argv = mask_argv(self._spec(d.step, strict=False).argv)
+                    error = self._missing_input(d.step)
                 except K2Error as err:
                     error = err.message
             out.append(Planned(d.step.name, d.action, d.why, argv, d.step.gate, d.step.needs, error))
         return out
+
+    def _missing_input(self, step: Step) -> str:
+        """The first input that is not there and that no step before this one makes; "" when all are."""
+        known = self._known(step, outs_only=True)
+        made = [str(self.out_of(s.name)) for s in self.chain.steps]
+        for path in step.inputs:
+            where = str(fill(path, known, strict=False))
+            if not os.path.exists(os.path.expanduser(where)) and not any(where.startswith(m) for m in made):
+                return f"its input {where} is not there (looked for in {os.getcwd()})"
+        return ""
 
     def _spec(self, step: Step, *, strict: bool = True) -> JobSpec:
         known = self._known(step)

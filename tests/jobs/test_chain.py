@@ -59,13 +59,50 @@ def test_a_wrong_file_is_told_with_line_and_key(text: str, words: str) -> None:
     assert words in caught.value.message
 
 
-def test_the_shipped_pipeline_is_valid_and_plans(own_home: Path) -> None:
+def test_the_shipped_pipeline_is_valid_and_plans(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     chain = parse_chain(runner.default_text(), "shipped")
-    assert [s.name for s in chain.steps][:2] == ["serve", "bench"]
     said: list[str] = []
-    planned = runner.open_run(config.load(), chain, tell=said.append).plan()
-    assert planned[0].action == "serve" and planned[1].action == "run" and "--label" in planned[1].argv
+    planned = {p.name: p for p in runner.open_run(config.load(), chain, tell=said.append).plan()}
+    assert said == [], "every stage is there"
+    words = [
+        "serve",
+        "bench",
+        "prepare",
+        "extract",
+        "check",
+        "train",
+        "losses",
+        "serve-draft",
+        "bench-draft",
+        "compare",
+    ]
+    assert list(planned) == words
+    assert planned["prepare"].error.startswith("its input prompts.jsonl is not there")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
+    planned = {p.name: p for p in runner.open_run(config.load(), chain, tell=said.append).plan()}
+    assert [p.error for p in planned.values() if p.error and "torch" not in p.error] == []
+    assert {p.action for p in planned.values()} == {"serve", "run"}
     assert not (own_home / "chains").exists(), "a dry run writes nothing"
+
+
+def test_the_course_of_a_loss(tmp_path: Path) -> None:
+    from k2tui.jobs.losses import losses_of, means
+
+    rows = [json.dumps({"kind": "step", "loss": 5 - n / 100}) for n in range(200)]
+    found = losses_of(['{"kind": "eval", "loss": 9}', "torn {", "[]", *rows])
+    assert len(found) == 200 and found[0] == 5
+    row = means(found)
+    assert len(row) == 40 and gate_unmet("falling result.losses", {"losses": row}) == ""
+    assert means([3.0]) == [3.0] and means([]) == []
+    assert (
+        gate_unmet(
+            "finite result.losses", {"losses": means(losses_of(['{"kind": "step", "loss": NaN}', *rows]))}
+        )
+        != ""
+    )
 
 
 # ---- gates
@@ -204,6 +241,7 @@ def test_holes() -> None:
     assert pure.fill("{b.out}", known, strict=False) == "{b.out}"
     with pytest.raises(UsageError, match=r"did you mean \{a.out\}"):
         pure.fill("{a.oot}", known)
+    assert pure.fill("{a.result.rows.1}", known) == 2
     assert pure.fill("f'{n}' {x.y}", known) == "f'{n}' {x.y}"
     assert pure.fill('{"json": 1}', known) == '{"json": 1}'
 
