@@ -7,6 +7,7 @@ runs over both; `log-sum-exp` merging makes that exact. The backward of the caus
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -182,19 +183,12 @@ def causal_backward(
     return dq, dk, (dv[..., : dv.shape[2] - pad] if pad else dv)
 
 
-_lse_padded: bool | None = None
-
-
+@functools.cache
 def lse_is_padded() -> bool:
     """Whether this torch keeps the packed log-sum-exp as [docs, heads, max_q]. Asked once, with a tiny call."""
-    global _lse_padded
-    if _lse_padded is None:
-        x = torch.zeros(3, 1, 64, dtype=torch.bfloat16, device="cuda")
-        cu = torch.tensor([0, 1, 3], dtype=torch.int32, device="cuda")
-        _lse_padded = (
-            torch.ops.aten._flash_attention_forward(x, x, x, cu, cu, 2, 2, 0.0, True, False)[1].dim() == 3
-        )
-    return _lse_padded
+    x = torch.zeros(3, 1, 64, dtype=torch.bfloat16, device="cuda")
+    cu = torch.tensor([0, 1, 3], dtype=torch.int32, device="cuda")
+    return torch.ops.aten._flash_attention_forward(x, x, x, cu, cu, 2, 2, 0.0, True, False)[1].dim() == 3
 
 
 class Columns:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -138,7 +138,7 @@ class DraftConfig:
             num_aux=int(raw.get("num_aux_hidden_states") or len(ids) or 3),
             rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=theta,
-            rope_scaling=rope if kind != "default" else None,
+            rope_scaling={k: v for k, v in rope.items() if k != "rope_theta"} if kind != "default" else None,
             max_position_embeddings=int(raw.get("max_position_embeddings") or 4096),
             aux_layer_ids=tuple(int(i) for i in ids),
             fc_norm=bool(raw.get("fc_norm") or raw.get("use_aux_norm")),
@@ -373,9 +373,8 @@ class Eagle3Draft(nn.Module):
             aux = rms_norm(aux, self.input_norm.weight, c.rms_norm_eps)
         if c.fc_norm:
             thirds = aux.chunk(c.num_aux, -1)
-            aux = torch.cat(
-                [rms_norm(x, w.weight, c.rms_norm_eps) for x, w in zip(thirds, self.fc_norm, strict=True)], -1
-            )  # type: ignore[arg-type]
+            weights = (cast(Weight, w).weight for w in self.fc_norm)
+            aux = torch.cat([rms_norm(x, w, c.rms_norm_eps) for x, w in zip(thirds, weights, strict=True)], -1)
         return aux.to(self.fc.weight.dtype) @ self.fc.weight.t()
 
     def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

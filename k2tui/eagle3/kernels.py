@@ -1,3 +1,4 @@
+# pyright: reportOptionalMemberAccess=false, reportInvalidTypeForm=false, reportMissingImports=false
 """Triton kernels for the two places where plain torch moves too many bytes: the diagonal merge and the head's loss.
 
 Importing this file needs no Triton; `available()` says whether the kernels can run. Each has a plain-torch twin in the room

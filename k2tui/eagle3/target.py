@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from k2tui import checkpoint as files
+from k2tui import paths
 from k2tui.eagle3.draft import DraftConfig, rms_norm
 from k2tui.errors import K2Error
 
@@ -58,6 +59,15 @@ class Target:
         return rms_norm(last, self.norm.to(last.device), self.eps)
 
 
+def target_folder(name: str) -> Path:
+    """The folder of a target; "asset:NAME" is one that k2tui ships."""
+    return (
+        paths.assets_dir() / name.removeprefix("asset:")
+        if name.startswith("asset:")
+        else Path(name).expanduser()
+    )
+
+
 def load_target(folder: Path) -> Target:
     """Read the three tensors. Raises K2Error naming what is missing or stored in a packed form."""
     found = files.inspect(folder)
@@ -74,7 +84,8 @@ def load_target(folder: Path) -> Target:
         except (OSError, K2Error) as err:
             raise K2Error(f"{folder}/{name}: {getattr(err, 'message', err)}", "download that shard again")
     whole = dict(found.config)
-    config = whole.get("text_config") if isinstance(whole.get("text_config"), dict) else whole
+    inner = whole.get("text_config")
+    config: dict[str, Any] = inner if isinstance(inner, dict) else whole
     embedding = _tensor(folder, where, _EMBED, "embedding")
     if embedding is None:
         raise K2Error(f"{folder}: no embedding ({_EMBED[0]})", "give the target model's folder")

@@ -42,7 +42,7 @@ from k2tui.eagle3.export import export_draft
 from k2tui.eagle3.loss import TargetHead
 from k2tui.eagle3.ranks import Ranks
 from k2tui.eagle3.step import OptimOptions, Stepper, StepReport, TttModule
-from k2tui.eagle3.target import Target, draft_config_for, load_target
+from k2tui.eagle3.target import Target, draft_config_for, load_target, target_folder
 from k2tui.eagle3.ttt import TttOptions
 from k2tui.eagle3.vocab import choose_vocab, count_tokens, special_ids
 from k2tui.errors import K2Error
@@ -206,7 +206,8 @@ class Trainer:
         )
         ops.set_compile(o.compile and self.ranks.device.type == "cuda")
         self.out = Path(o.out)
-        self.target = load_target(Path(o.target))
+        self.target_folder = target_folder(o.target)
+        self.target = load_target(self.target_folder)
         self.states, self.held = self._open()
         self.origin = guard.origin_of(self.whole)
         self._guard_target()
@@ -253,7 +254,9 @@ class Trainer:
 
     def _guard_target(self) -> None:
         o, t = self.options, self.target
-        guard.refuse(guard.against_target(self.origin, Path(o.target), t.hidden_size, t.vocab_size), o.accept)
+        guard.refuse(
+            guard.against_target(self.origin, self.target_folder, t.hidden_size, t.vocab_size), o.accept
+        )
         sample = self.whole.sample(0)
         if sample.last.shape[1] != t.hidden_size:
             raise K2Error(
@@ -298,7 +301,7 @@ class Trainer:
             return draft, [f"started from {o.init}, its vocabulary map kept"]
         size = o.draft_vocab_size or min(32000, t.vocab_size)
         counts = count_tokens(self.states, t.vocab_size)
-        ids, covered = choose_vocab(counts, size, special_ids(Path(o.target), t.vocab_size))
+        ids, covered = choose_vocab(counts, size, special_ids(self.target_folder, t.vocab_size))
         given: dict[str, Any] = {}
         if o.draft_config:
             given = asdict(DraftConfig.load(Path(o.draft_config)))

@@ -98,9 +98,8 @@ def _keys_values(
         k = Rotary.apply(k.unflatten(1, (c.num_key_value_heads, c.head_dim)), cos, sin, False)
         return k, v.contiguous().view(-1, c.num_key_value_heads, c.head_dim)
     latent, turn = x.split((c.kv_lora_rank, c.qk_rope_head_dim), 1)
-    latent = RmsNorm.apply(
-        latent.contiguous(), draft.midlayer.self_attn.kv_a_layernorm.weight, c.rms_norm_eps
-    )  # type: ignore[union-attr]
+    norm: Tensor = draft.midlayer.self_attn.kv_a_layernorm.weight  # type: ignore[union-attr]
+    latent = RmsNorm.apply(latent.contiguous(), norm, c.rms_norm_eps)
     turned = Rotary.apply(turn[:, None], cos, sin, True).expand(-1, c.num_attention_heads, -1)
     kv = (latent @ w.kv_b.t()).view(-1, c.num_attention_heads, c.qk_nope_head_dim + c.v_head_dim)
     return torch.cat((kv[..., : c.qk_nope_head_dim], turned), -1), kv[..., c.qk_nope_head_dim :].contiguous()

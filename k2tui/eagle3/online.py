@@ -1,0 +1,236 @@
+"""What a draft brings on a running server: accept length, acceptance by position, tokens per second with and without it.
+
+Everything is counted from each answer's `meta_info`, never from the printed rate: its definition changed between releases
+(docs/training.md). Knows HTTP and JSON; no torch, no model.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from k2tui.errors import K2Error, NotReadyError, UsageError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """input_ids, or text when there are none (then the server tokenizes it, without a chat template)."""
+
+    input_ids: tuple[int, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request. verify_ct: target passes that checked drafts; 0 = no draft at work. histogram[a]: passes that accepted a."""
+
+    output_ids: tuple[int, ...]
+    completion_tokens: int
+    verify_ct: int
+    histogram: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OnlineReport:
+    """accept_length: (tokens - requests) / verify_ct, the first token of each answer (made by the prefill) left out; 1.0 = nothing
+    accepted. server_accept_length: tokens / verify_ct, as SGLang's meta_info has it. by_position[k]: share of passes whose first
+    k+1 drafts were all accepted. accept_rate: (accept_length - 1) / draft tokens a pass, our one definition of a rate.
+    loops: answers that repeat a few tokens, whose accept length says nothing. same_as_baseline: share of equal greedy answers."""
+
+    url: str
+    version: str
+    requests: int
+    tokens: int
+    verify_ct: int
+    accept_length: float
+    server_accept_length: float
+    by_position: tuple[float, ...]
+    accept_rate: float | None
+    output_throughput: float
+    tok_s_user: float
+    loops: int
+    baseline_output_throughput: float | None = None
+    baseline_tok_s_user: float | None = None
+    speedup: float | None = None
+    same_as_baseline: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_prompts(path: Path, limit: int) -> list[Prompt]:
+    """JSONL: rows of tokenized_data.jsonl (input_ids with loss_mask: the part before the first answer is the prompt), or
+    {"input_ids": ...}, {"text": ...}, {"prompt": ...}. Raises UsageError naming the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as err:
+        raise UsageError(f"{path}: {err.strerror or err}", "give a JSONL file of prompts")
+    found: list[Prompt] = []
+    for number, line in enumerate(lines, 1):
+        if len(found) >= limit:
+            break
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            raise UsageError(f"{path}:{number}: not JSON", "one JSON object a line")
+        ids = row.get("input_ids") if isinstance(row, dict) else None
+        if isinstance(ids, list) and ids:
+            mask = row.get("loss_mask")
+            end = next((i for i, m in enumerate(mask) if m), len(ids)) if isinstance(mask, list) else len(ids)
+            if end:
+                found.append(Prompt(input_ids=tuple(int(i) for i in ids[:end])))
+        elif isinstance(row, dict) and isinstance(text := row.get("text", row.get("prompt")), str):
+            found.append(Prompt(text=text))
+        else:
+            raise UsageError(
+                f"{path}:{number}: neither input_ids nor text", "rows of tokenized_data.jsonl fit as they are"
+            )
+    if not found:
+        raise UsageError(f"{path}: no prompts", "give a JSONL file with at least one row")
+    return found
+
+
+def _client(url: str, timeout_s: float) -> Any:
+    import httpx
+
+    return httpx.Client(base_url=url.rstrip("/"), timeout=timeout_s, trust_env=False)
+
+
+def server_facts(url: str) -> Mapping[str, Any]:
+    """/server_info of a running server. Raises NotReadyError."""
+    import httpx
+
+    try:
+        with _client(url, 20.0) as client:
+            for path in ("/server_info", "/get_server_info"):
+                got = client.get(path)
+                if got.status_code == 200:
+                    return got.json()
+            return {}
+    except (httpx.HTTPError, ValueError) as err:
+        raise NotReadyError(
+            f"{url}: no server answers ({type(err).__name__})", "start it with `k2tui up`, or check --url"
+        )
+
+
+def _ask(client: Any, prompt: Prompt, max_new_tokens: int, temperature: float, url: str) -> Answer:
+    import httpx
+
+    body: dict[str, Any] = {"sampling_params": {"temperature": temperature, "max_new_tokens": max_new_tokens}}
+    body |= {"input_ids": list(prompt.input_ids)} if prompt.input_ids else {"text": prompt.text}
+    start = time.perf_counter()
+    try:
+        got = client.post("/generate", json=body)
+        seconds = time.perf_counter() - start
+        if got.status_code != 200:
+            raise K2Error(
+                f"{url}/generate answered {got.status_code}: {got.text[:200]}", "see the server's log"
+            )
+        value = got.json()
+        meta = value["meta_info"]
+        histogram = meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram") or ()
+        return Answer(
+            tuple(int(i) for i in value.get("output_ids") or ()), int(meta["completion_tokens"]), int(meta.get("spec_verify_ct") or 0),
+            tuple(int(n) for n in histogram), seconds,
+        )  # fmt: skip
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as err:
+        raise K2Error(
+            f"{url}/generate: {type(err).__name__}: {err}", "is this an SGLang server (or k2tui's own)?"
+        )
+
+
+def ask_all(
+    url: str,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    concurrency: int,
+    timeout_s: float = 600.0,
+) -> tuple[list[Answer], float]:
+    """Every prompt once, `concurrency` at a time, after one warm-up request. Returns answers in order and the wall seconds."""
+    with _client(url, timeout_s) as client:
+        _ask(client, prompts[0], min(8, max_new_tokens), temperature, url)
+        start = time.perf_counter()
+        with ThreadPoolExecutor(concurrency) as pool:
+            answers = list(pool.map(lambda p: _ask(client, p, max_new_tokens, temperature, url), prompts))
+        return answers, time.perf_counter() - start
+
+
+def is_loop(ids: Sequence[int], window: int = 48) -> bool:
+    """True when the end of an answer repeats a block of at most 8 tokens."""
+    tail = list(ids[-window:])
+    if len(tail) < 24:
+        return False
+    return any(all(tail[i] == tail[i + period] for i in range(len(tail) - period)) for period in range(1, 9))
+
+
+def _throughput(answers: Sequence[Answer], wall_s: float) -> tuple[float, float]:
+    tokens = sum(a.completion_tokens for a in answers)
+    return tokens / wall_s, tokens / max(sum(a.seconds for a in answers), 1e-9)
+
+
+def measure(
+    url: str,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    concurrency: int = 1,
+    baseline_url: str = "",
+) -> OnlineReport:
+    """Ask the server that runs the draft, and (baseline_url) one without it. Raises K2Error when no draft is at work."""
+    facts = server_facts(url)
+    if baseline_url:
+        server_facts(baseline_url)
+    answers, wall = ask_all(
+        url, prompts, max_new_tokens=max_new_tokens, temperature=temperature, concurrency=concurrency
+    )
+    verify = sum(a.verify_ct for a in answers)
+    if not verify:
+        raise K2Error(
+            f"{url}: no answer says spec_verify_ct: this server runs without a draft",
+            "start it with --speculative-algorithm EAGLE3 and the draft",
+        )
+    tokens = sum(a.completion_tokens for a in answers)
+    length = max(len(a.histogram) for a in answers)
+    summed = [sum(a.histogram[i] for a in answers if i < len(a.histogram)) for i in range(length)]
+    passes = sum(summed)
+    by_position = tuple(sum(summed[k + 1 :]) / passes for k in range(length - 1)) if passes else ()
+    accept_length = (tokens - len(answers)) / verify
+    drafts = facts.get("speculative_num_draft_tokens")
+    throughput, user = _throughput(answers, wall)
+    report = OnlineReport(
+        url=url, version=str(facts.get("version") or ""), requests=len(answers), tokens=tokens, verify_ct=verify, accept_length=accept_length,
+        server_accept_length=tokens / verify, by_position=by_position,
+        accept_rate=(accept_length - 1) / (int(drafts) - 1) if drafts and int(drafts) > 1 else None,
+        output_throughput=throughput, tok_s_user=user, loops=sum(is_loop(a.output_ids) for a in answers),
+    )  # fmt: skip
+    if not baseline_url:
+        return report
+    plain, plain_wall = ask_all(
+        baseline_url, prompts, max_new_tokens=max_new_tokens, temperature=temperature, concurrency=concurrency
+    )
+    base, base_user = _throughput(plain, plain_wall)
+    same = (
+        sum(a.output_ids == b.output_ids for a, b in zip(answers, plain, strict=True)) / len(answers)
+        if temperature == 0
+        else None
+    )
+    return OnlineReport(
+        **{
+            **asdict(report),
+            "baseline_output_throughput": base,
+            "baseline_tok_s_user": base_user,
+            "speedup": throughput / base,
+            "same_as_baseline": same,
+        }
+    )
