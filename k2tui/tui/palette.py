@@ -9,22 +9,22 @@ from rich.style import Style
 from textual.color import Color
 from textual.theme import Theme
 
-_ATTRIBUTES = {"bold": {"bold": True}, "rev": {"reverse": True}, "ul": {"underline": True}, "italic": {"italic": True}}
+_ATTRIBUTES = {"bold": Style(bold=True), "rev": Style(reverse=True), "ul": Style(underline=True), "italic": Style(italic=True)}
 # without colour: what still sets a role apart
-_PLAIN: dict[str, dict[str, bool]] = {
-    "key": {"bold": True},
-    "title": {"bold": True},
-    "on-sel": {"reverse": True},
-    "on-key": {"reverse": True},
-    "on-tab": {"reverse": True},
-    "on-bad": {"reverse": True},
-    "on-warn": {"reverse": True},
-    "hit": {"reverse": True},
-    "dim": {},
-    "faint": {"dim": True},
-    "rule": {"dim": True},
-    "bad": {"bold": True},
+_PLAIN: dict[str, Style] = {
+    "key": Style(bold=True),
+    "title": Style(bold=True),
+    "on-sel": Style(reverse=True),
+    "on-key": Style(reverse=True),
+    "on-tab": Style(reverse=True),
+    "on-bad": Style(reverse=True),
+    "on-warn": Style(reverse=True),
+    "hit": Style(reverse=True),
+    "faint": Style(dim=True),
+    "rule": Style(dim=True),
+    "bad": Style(bold=True),
 }
+_NONE = Style()
 _ANSI = {
     "ok": "green",
     "warn": "yellow",
@@ -111,13 +111,13 @@ class Palette:
         style = self.base
         for word in role.split():
             if word in _ATTRIBUTES:
-                style += Style(**_ATTRIBUTES[word])
+                style += _ATTRIBUTES[word]
             elif self._plain:
-                style += Style(**_PLAIN.get(word, {}))
+                style += _PLAIN.get(word, _NONE)
             elif self._ansi:
                 if word in _ANSI:
                     style += Style(color=_ANSI[word])
-                style += Style(**_PLAIN.get(word, {})) if word not in ("key", "title", "bad") else Style(bold=True)
+                style += _PLAIN.get(word, _NONE)
             elif word in self._colors:
                 is_back = word.startswith("on-") or word == "hit"
                 style += self._bg(word) if is_back else self._fg(word)
