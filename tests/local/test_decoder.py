@@ -213,3 +213,34 @@ def test_config_that_is_not_the_shards_own(model_dir: Path, tmp_path: Path) -> N
     )
     with pytest.raises(K2Error, match="'num_hidden_layers' is missing"):
         load(folder)
+
+
+def test_a_failing_model_answers_everybody_and_says_why(
+    model_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A full GPU, say: whoever runs or waits is told, and the scheduler is seen to be dead."""
+    scheduler = make(load(model_dir), rows=2)
+    whole = scheduler.decoder.forward
+    calls = 0
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return whole(*args)
+
+    scheduler.decoder.forward = failing  # type: ignore[method-assign]
+    run = Run(scheduler, Tokenizer(model_dir))
+    for i in range(3):
+        run.add(str(i), [1, 300 + i], {"temperature": 0, "max_new_tokens": 50, "ignore_eos": True})
+    scheduler.start()
+    scheduler._thread.join(30)
+    assert not scheduler.is_alive
+    assert "CUDA out of memory" in scheduler.failure
+    for got in run.outputs.values():
+        reason = got[-1].finish_reason
+        assert reason is not None
+        assert (reason["type"], reason["status_code"]) == ("abort", 503)
+        assert "CUDA out of memory" in reason["message"]
+    assert "Scheduler hit an exception: OutOfMemoryError: CUDA out of memory" in capfd.readouterr().err
