@@ -205,135 +205,129 @@ def prove(folder: Path, model: Path, samples: list[list[int]], count: int = 6) -
     )
 
 
-def measure(
-    kit: Path,
-    name: str,
-    model: Path,
-    root: Path,
-    shape: tuple[int, int],
-    args,
-    limit_s: float,
-    hf: bool,
-    dummy: bool,
-) -> None:
-    hidden, layers = shape
-    rng = random.Random(0)
-    samples = [[rng.randrange(3, 32000) for _ in range(args.length)] for _ in range(args.samples)]
-    tokens = sum(map(len, samples))
-    bounds = [2, layers // 2, layers - 3]
-    common = [
+def common_args(model: Path, args: argparse.Namespace, dummy: bool) -> list[str]:
+    """The same for every server, so that only the plug-in differs."""
+    found = [
         "--model-path", str(model), "--attention-backend", args.attention, "--sampling-backend", "pytorch", "--grammar-backend", "none",
-        "--mem-fraction-static", "0.8", "--max-total-tokens", "131072", "--cuda-graph-max-bs", "8", "--disable-piecewise-cuda-graph",
+        "--mem-fraction-static", "0.8", "--max-total-tokens", "131072", "--cuda-graph-max-bs", "4", "--disable-piecewise-cuda-graph",
         "--disable-radix-cache", "--chunked-prefill-size", "8192", "--max-prefill-tokens", "16384",
     ]  # fmt: skip
-    if dummy:
-        common += ["--load-format", "dummy"]
-    site = make_site(Path("site").absolute())
+    return found + (["--load-format", "dummy"] if dummy else [])
+
+
+def capture_env(root: Path, bounds: list[int]) -> dict[str, str]:
     root.mkdir(parents=True, exist_ok=True)
-    env = {
+    return {
         "K2TUI_CAPTURE_DIR": str(root), "K2TUI_CAPTURE_MIN_FREE_MB": "1000", "K2TUI_CAPTURE_PINNED_MB": "4096",
-        "K2TUI_CAPTURE_THREADS": "6", "EXTRA_PATH": str(site),
+        "K2TUI_CAPTURE_THREADS": "6", "EXTRA_PATH": str(make_site(Path("site").absolute())),
         "K2TUI_CAPTURE_BOUNDARIES": ",".join(map(str, bounds)),
     }  # fmt: skip
-    port = 31200 + layers
-    off = Server(kit, f"{name}-off", port, [*common, "--enable-return-hidden-states"], {})
-    time.sleep(3)
-    on = Server(kit, f"{name}-on", port + 1, common, dict(env))
+
+
+def capture_answers(server: Server) -> bool:
+    """The plug-in's route, asked as soon as the server is ready; what the log says when it is not there."""
     try:
-        if not (on.wait(200) and off.wait(60)):
-            return
-        say(
-            f"{name}: hidden {hidden}, {layers} layers, {args.samples} samples of {args.length} tokens, boundaries {bounds}"
-        )
-        for line in on.log.read_text(errors="replace").splitlines():
-            if "k2tui capture" in line:
-                print("   ", line[:200], flush=True)
-        send_all(off.url, samples[:64], args.concurrency, None)
-        send_all(on.url, samples[:64], args.concurrency, None)
-        # the page cache and both writers warm
-        captured(on.url, root, "warm", hidden, layers, bounds, samples[:64], args.concurrency, "bf16", "all")
-        if hf:
-            try:
-                prove(root / "warm", model, samples[:64])
-            except Exception as err:
-                say(f"comparison with transformers failed: {type(err).__name__}: {err}")
-        shutil.rmtree(root / "warm", ignore_errors=True)
-        shm = Path(f"/dev/shm/k2-{name}")
-        shm.mkdir(exist_ok=True)
-        rates: dict[str, list[float]] = {}
+        told = capture_status(server.url)
+        if told["writers"]:
+            say(f"{server.name}: capture answers, boundaries {told['writers'][0]['facts']['boundaries']}")
+            return True
+        why = "no capture writer"
+    except Exception as err:
+        why = str(err)
+    say(f"{server.name}: the plug-in does not answer: {why}; lines of its log:")
+    for line in server.log.read_text(errors="replace").splitlines():
+        if (
+            any(w in line for w in ("k2tui", "plugin", "hook", "Error", "Exception"))
+            and "server_args=" not in line
+        ):
+            print("   ", line[:300], flush=True)
+    return False
 
-        def note(
-            label: str, took: float, durable: float | None, size: int, facts: dict, published: int | None
-        ) -> None:
-            rates.setdefault(label, []).append(tokens / took)
-            base = rates.get("off, no plug-in")
-            share = f"{tokens / took / statistics.median(base):6.1%}" if base else ""
-            extra = ""
-            if durable is not None:
-                extra = (
-                    f" durable {tokens / durable:9,.0f} tok/s, {size / took / 1e9:5.2f} GB/s, {size / tokens:7,.0f} B/token, "
-                    f"{published}/{len(samples)} there, dropped {facts.get('dropped')}, copy waited {facts.get('copy_stall_s', 0):.2f} s, "
-                    f"put waited {facts.get('stall_s', 0):.2f} s, writing {facts.get('write_s', 0):.1f} thread-s"
-                )
-            say(f"{label:34s} {tokens / took:9,.0f} tok/s {share}{extra}")
 
-        rounds = [
-            ("bf16", "all", "disk"),
-            ("bf16", "all", "shm"),
-            ("fp8_e4m3", "all", "disk"),
-            ("bf16", "loss", "disk"),
-        ]
-        for turn in range(args.rounds):
-            if left(limit_s) < 20:
+def measure(
+    name: str, off: Server | None, on: Server, root: Path, shape: tuple[int, int], bounds: list[int], samples: list[list[int]],
+    rounds: int, concurrency: int, limit_s: float, model: Path | None,
+) -> None:  # fmt: skip
+    """Rounds of off, idle, on. off: a server without the plug-in (None: the capture server's uncaptured requests are the base)."""
+    hidden, layers = shape
+    tokens = sum(map(len, samples))
+    say(
+        f"{name}: hidden {hidden}, {layers} layers, {len(samples)} samples of {len(samples[0])} tokens, boundaries {bounds}"
+    )
+    for server in filter(None, (off, on)):
+        send_all(server.url, samples[:64], concurrency, None)
+    # the page cache, the ring and the writer warm
+    captured(on.url, root, "warm", hidden, layers, bounds, samples[:64], concurrency, "bf16", "all")
+    if model:
+        try:
+            prove(root / "warm", model, samples[:64])
+        except Exception as err:
+            say(f"comparison with transformers failed: {type(err).__name__}: {err}")
+    shutil.rmtree(root / "warm", ignore_errors=True)
+    shm = Path(f"/dev/shm/k2-{name}")
+    shm.mkdir(exist_ok=True)
+    rates: dict[str, list[float]] = {}
+    base_label = "off, no plug-in" if off else "plug-in loaded, not capturing"
+
+    def note(
+        label: str, took: float, durable: float | None, size: int, facts: dict, published: int | None
+    ) -> None:
+        rates.setdefault(label, []).append(tokens / took)
+        base = rates.get(base_label)
+        share = f"{tokens / took / statistics.median(base):6.1%}" if base else ""
+        extra = ""
+        if durable is not None:
+            extra = (
+                f" durable {tokens / durable:9,.0f} tok/s, {size / took / 1e9:5.2f} GB/s, {size / tokens:7,.0f} B/token, "
+                f"{published}/{len(samples)} there, dropped {facts.get('dropped')}, ring waited {facts.get('copy_stall_s', 0):.2f} s, "
+                f"put waited {facts.get('stall_s', 0):.2f} s, writing {facts.get('write_s', 0):.1f} thread-s"
+            )
+        say(f"{label:34s} {tokens / took:9,.0f} tok/s {share}{extra}")
+
+    kinds = [
+        ("bf16", "all", "shm"),
+        ("bf16", "all", "disk"),
+        ("fp8_e4m3", "all", "disk"),
+        ("bf16", "loss", "shm"),
+    ]
+    for turn in range(rounds):
+        if left(limit_s) < 25:
+            break
+        if off:
+            note("off, no plug-in", send_all(off.url, samples, concurrency, None), None, 0, {}, None)
+        note("plug-in loaded, not capturing", send_all(on.url, samples, concurrency, None), None, 0, {}, None)
+        for dtype, last, where in kinds if turn == 0 else kinds[:2]:
+            if left(limit_s) < 25:
                 break
-            note("off, no plug-in", send_all(off.url, samples, args.concurrency, None), None, 0, {}, None)
-            note(
-                "plug-in loaded, not capturing",
-                send_all(on.url, samples, args.concurrency, None),
-                None,
-                0,
-                {},
-                None,
+            run = f"{dtype}-{last}-{where}-{turn}"
+            place = Path("/dev/shm") if where == "shm" else root
+            if shutil.disk_usage(place).free < tokens * hidden * 8 * 1.2 + 2e9:
+                say(f"{place}: too little room for {tokens * hidden * 8 / 1e9:.1f} GB, skipped")
+                continue
+            if where == "shm":
+                (shm / run).mkdir()
+                (root / run).symlink_to(shm / run)
+            took, durable, size, facts, published = captured(
+                on.url, root, run, hidden, layers, bounds, samples, concurrency, dtype, last
             )
-            for dtype, last, where in rounds if turn == 0 else rounds[:2]:
-                if left(limit_s) < 12:
-                    break
-                run = f"{dtype}-{last}-{where}-{turn}"
-                place = Path("/dev/shm") if where == "shm" else root
-                if shutil.disk_usage(place).free < tokens * hidden * 8 * 1.2 + 2e9:
-                    say(f"{place}: too little room for {tokens * hidden * 8 / 1e9:.1f} GB, skipped")
-                    continue
-                if where == "shm":
-                    (shm / run).mkdir()
-                    (root / run).symlink_to(shm / run)
-                took, durable, size, facts, published = captured(
-                    on.url, root, run, hidden, layers, bounds, samples, args.concurrency, dtype, last
-                )
-                note(f"on, {dtype}, last {last}, {where}", took, durable, size, facts, published)
-                for reason in list(facts.get("reasons", {}).items())[:2]:
-                    print("    refused:", reason, flush=True)
-                shutil.rmtree((root / run).resolve(), ignore_errors=True)
-        few = [s[:256] for s in samples[:48]]
-        if left(limit_s) > 15:
-            took = send_all(off.url, few, 16, None, {"return_hidden_states": True})
-            n = sum(map(len, few))
-            say(
-                f"{'return_hidden_states over JSON':34s} {n / took:9,.0f} tok/s (last hidden state only, no aux; {n} tokens)"
-            )
-        say("medians: " + json.dumps({k: round(statistics.median(v)) for k, v in rates.items()}))
-        base = statistics.median(rates["off, no plug-in"])
+            note(f"on, {dtype}, last {last}, {where}", took, durable, size, facts, published)
+            for reason in list(facts.get("reasons", {}).items())[:2]:
+                print("    refused:", reason, flush=True)
+            shutil.rmtree((root / run).resolve(), ignore_errors=True)
+    few = [s[:256] for s in samples[:32]]
+    if off and left(limit_s) > 20:
+        took = send_all(off.url, few, 16, None, {"return_hidden_states": True})
+        n = sum(map(len, few))
         say(
-            "share of off: "
-            + json.dumps({k: round(statistics.median(v) / base, 3) for k, v in rates.items()})
+            f"{'return_hidden_states over JSON':34s} {n / took:9,.0f} tok/s (last hidden state only, no aux; {n} tokens)"
         )
-        shutil.rmtree(shm, ignore_errors=True)
-    finally:
-        on.stop()
-        off.stop()
-        out = os.environ.get("OUT")
-        if out:
-            for server in (on, off):
-                (Path(out) / f"{server.log.name}").write_bytes(server.log.read_bytes()[-3_000_000:])
+    base = statistics.median(rates[base_label])
+    say("medians: " + json.dumps({k: round(statistics.median(v)) for k, v in rates.items()}))
+    say(
+        f"share of {base_label!r}: "
+        + json.dumps({k: round(statistics.median(v) / base, 3) for k, v in rates.items()})
+    )
+    shutil.rmtree(shm, ignore_errors=True)
 
 
 def disk_speed(folder: Path, count: int = 32) -> None:
@@ -365,12 +359,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kit", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("/tmp/k2-capture"))
-    parser.add_argument("--samples", type=int, default=384)
+    parser.add_argument("--samples", type=int, default=640)
     parser.add_argument("--length", type=int, default=1536)
     parser.add_argument("--concurrency", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--attention", default="triton")
     parser.add_argument("--limit-s", type=float, default=455)
+    parser.add_argument("--big", action="store_true", help="then a model of 8B, too")
     args = parser.parse_args()
     args.kit = args.kit.absolute()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -382,26 +377,24 @@ def main() -> None:
     disk_speed(Path("/dev/shm/k2-speed"))
     site = os.environ.get("SITE", str(Path.home() / ".sglang-site"))
     env = {**os.environ, "PYTHONPATH": site}
+    small, big = Path("target-1b").absolute(), Path("target-8b").absolute()
     subprocess.run(
-        [sys.executable, str(args.kit / "random_target.py"), "target-1b", "2048", "16", "500MB"],
+        [sys.executable, str(args.kit / "random_target.py"), str(small), "2048", "16", "500MB"],
         check=True,
         env=env,
+        stderr=subprocess.DEVNULL,
     )
-    measure(
-        args.kit,
-        "1b",
-        Path("target-1b").absolute(),
-        args.work / "root",
-        (2048, 16),
-        args,
-        args.limit_s - 190,
-        True,
-        False,
+    bounds_1b, bounds_8b = [2, 8, 13], [2, 16, 29]
+    root_1b, root_8b = args.work / "root-1b", args.work / "root-8b"
+    off = Server(
+        args.kit, "1b-off", 31201, [*common_args(small, args, False), "--enable-return-hidden-states"], {}
     )
-    if left(args.limit_s) > 150:
+    on = Server(args.kit, "1b-on", 31202, common_args(small, args, False), capture_env(root_1b, bounds_1b))
+    servers = [off, on]
+    on_8b: Server | None = None
+    if args.big:
         # config and tokenizer only: the weights are random in the server
-        big = Path("target-8b")
-        shutil.copytree("target-1b", big, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
+        shutil.copytree(small, big, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
         config = json.loads((big / "config.json").read_text())
         config.update(
             hidden_size=4096,
@@ -411,11 +404,36 @@ def main() -> None:
             num_key_value_heads=8,
         )
         (big / "config.json").write_text(json.dumps(config))
-        args.samples = max(96, args.samples // 2)
-        measure(
-            args.kit, "8b", big.absolute(), args.work / "root", (4096, 32), args, args.limit_s, False, True
+        on_8b = Server(
+            args.kit, "8b-on", 31203, common_args(big, args, True), capture_env(root_8b, bounds_8b)
         )
-    say("end")
+        servers.append(on_8b)
+    rng = random.Random(0)
+    samples = [[rng.randrange(3, 32000) for _ in range(args.length)] for _ in range(args.samples)]
+    try:
+        if not on.wait(190) or not capture_answers(on) or not off.wait(40):
+            return
+        big_ready = on_8b is not None and on_8b.wait(60) and capture_answers(on_8b)
+        try:
+            measure(
+                "1b", off, on, root_1b, (2048, 16), bounds_1b, samples, args.rounds, args.concurrency,
+                args.limit_s - (70 if big_ready else 0), small,
+            )  # fmt: skip
+        except Exception as err:
+            say(f"1b: {type(err).__name__}: {err}")
+        if big_ready and on_8b and left(args.limit_s) > 45:
+            measure(
+                "8b", None, on_8b, root_8b, (4096, 32), bounds_8b, samples[: max(96, args.samples // 4)], 2, args.concurrency,
+                args.limit_s, None,
+            )  # fmt: skip
+        say("end")
+    finally:
+        for server in servers:
+            server.stop()
+        out = os.environ.get("OUT")
+        if out:
+            for server in servers:
+                (Path(out) / server.log.name).write_bytes(server.log.read_bytes()[-3_000_000:])
 
 
 if __name__ == "__main__":
