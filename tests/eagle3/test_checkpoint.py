@@ -41,10 +41,20 @@ def test_export_and_back(config: DraftConfig, tmp_path: Path) -> None:
         assert torch.equal(again.get_parameter(name), p.bfloat16().float()), name
     assert torch.equal(again.d2t, draft.d2t) and torch.equal(again.t2d, draft.t2d)
     stored = load_file(tmp_path / "draft" / "model.safetensors")
-    assert "embed_tokens.weight" not in stored and stored["d2t"].dtype == torch.int64 and stored["t2d"].dtype == torch.bool
-    assert torch.equal(stored["t2d"].nonzero().flatten(), torch.arange(config.draft_vocab_size) + stored["d2t"])
+    assert (
+        "embed_tokens.weight" not in stored
+        and stored["d2t"].dtype == torch.int64
+        and stored["t2d"].dtype == torch.bool
+    )
+    assert torch.equal(
+        stored["t2d"].nonzero().flatten(), torch.arange(config.draft_vocab_size) + stored["d2t"]
+    )
     raw = json.loads((tmp_path / "draft" / "config.json").read_text())
-    assert raw["k2tui"] == {"step": 3} and raw["rope_parameters"]["rope_theta"] == raw["rope_theta"] and raw["tie_word_embeddings"] is False
+    assert (
+        raw["k2tui"] == {"step": 3}
+        and raw["rope_parameters"]["rope_theta"] == raw["rope_theta"]
+        and raw["tie_word_embeddings"] is False
+    )
 
 
 def test_the_check_sees_what_a_server_would_skip(tmp_path: Path) -> None:
@@ -52,7 +62,9 @@ def test_the_check_sees_what_a_server_would_skip(tmp_path: Path) -> None:
     export_draft(draft, tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
-    save_file({("midlayer.attn.q_proj.weight" if "q_proj" in n else n): t for n, t in tensors.items()}, str(path))
+    save_file(
+        {("midlayer.attn.q_proj.weight" if "q_proj" in n else n): t for n, t in tensors.items()}, str(path)
+    )
     problems = check_export(tmp_path)
     assert any("midlayer.attn.q_proj.weight is a name the server does not know" in p for p in problems)
     assert any("qkv_proj" in p and "rows" in p for p in problems)
@@ -87,9 +99,28 @@ def test_speculators_layout_loads(tmp_path: Path) -> None:
     draft, _ = make_draft(make_config("llama"), 1)
     export_draft(draft, tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
-    layer = {k: raw.pop(k) for k in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size", "rope_parameters", "rope_theta")}
+    layer = {
+        k: raw.pop(k)
+        for k in (
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "rms_norm_eps",
+            "vocab_size",
+            "rope_parameters",
+            "rope_theta",
+        )
+    }
     (tmp_path / "config.json").write_text(json.dumps(raw | {"transformer_layer_config": layer}))
-    rewrite(tmp_path, lambda t: {n.replace("midlayer.", "layers.0."): v for n, v in t.items()} | {"embed_tokens.weight": torch.zeros(VOCAB, 16)})
+    rewrite(
+        tmp_path,
+        lambda t: (
+            {n.replace("midlayer.", "layers.0."): v for n, v in t.items()}
+            | {"embed_tokens.weight": torch.zeros(VOCAB, 16)}
+        ),
+    )
     assert torch.equal(load_draft(tmp_path).fc.weight, draft.fc.weight.bfloat16().float())
 
 
@@ -119,7 +150,17 @@ def test_a_cut_file_and_a_foreign_config_are_said_in_words(tmp_path: Path) -> No
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(K2Error, match="cannot be read"):
         load_draft(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "num_hidden_layers": 32, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 9}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "hidden_size": 8,
+                "num_hidden_layers": 32,
+                "intermediate_size": 8,
+                "num_attention_heads": 2,
+                "vocab_size": 9,
+            }
+        )
+    )
     with pytest.raises(K2Error, match="one layer"):
         load_draft(tmp_path)
     with pytest.raises(K2Error, match="no such file"):
@@ -151,7 +192,9 @@ def test_serving_says_what_training_saw(kind: str, norm_output: bool) -> None:
     sample = make_samples([[False] * 3 + [True] * 9], 4)[0]
     steps, at = 4, 5
     made = pack([sample], steps, torch.device("cpu"))
-    result = ttt_loss(draft, TargetHead(head_weight, draft.target_ids()), made, [1.0] * steps, TttOptions(ttt_length=steps))
+    result = ttt_loss(
+        draft, TargetHead(head_weight, draft.target_ids()), made, [1.0] * steps, TttOptions(ttt_length=steps)
+    )
     rows = result.head_rows.split(made.counts)
     cache = DraftCache()
     with torch.no_grad():
@@ -160,7 +203,9 @@ def test_serving_says_what_training_saw(kind: str, norm_output: bool) -> None:
             if k:
                 out = draft.extend(sample.input_ids[at + 1 + k][None], draft.carry(out), cache, at + k)
             place = int((made.active[made.loss_rows[k]] == at).nonzero())
-            torch.testing.assert_close(draft.logits(out)[0], rows[k][place] @ draft.lm_head.weight.t(), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                draft.logits(out)[0], rows[k][place] @ draft.lm_head.weight.t(), rtol=1e-4, atol=1e-4
+            )
 
 
 def test_chain_continues_from_what_was_verified() -> None:
@@ -190,7 +235,9 @@ def test_vocabulary_holds_specials_and_the_most_frequent() -> None:
 def test_special_ids_come_from_tokenizer_and_config(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": 7}, {"id": 99}]}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"5": {}}}))
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": [1, 2]}, "pad_token_id": 0}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"text_config": {"eos_token_id": [1, 2]}, "pad_token_id": 0})
+    )
     assert special_ids(tmp_path, 50) == [0, 1, 2, 5, 7]
 
 
@@ -201,7 +248,12 @@ def test_shapes_of_published_drafts_read() -> None:
         "max_position_embeddings": 131072, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 30, 58], "use_aux_hidden_state": True},
     }  # fmt: skip
     config = DraftConfig.from_dict(k2)
-    assert (config.aux_size, config.qk_dim, config.kv_heads, config.aux_layer_ids) == (21504, 128, 64, (2, 30, 58))
+    assert (config.aux_size, config.qk_dim, config.kv_heads, config.aux_layer_ids) == (
+        21504,
+        128,
+        64,
+        (2, 30, 58),
+    )
     with torch.device("meta"):
         count = sum(p.numel() for p in Eagle3Draft(config).parameters())
     assert count == pytest.approx(1.19e9, rel=0.01)

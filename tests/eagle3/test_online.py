@@ -66,7 +66,12 @@ def test_figures_come_from_meta_info(servers: list[str]) -> None:
     assert report.accept_length == pytest.approx(2.0) and report.server_accept_length == pytest.approx(2.05)
     assert report.by_position == pytest.approx((15 / 60, 9 / 60, 3 / 60))
     assert report.accept_rate == pytest.approx(1 / 3)
-    assert report.loops == 1 and report.same_as_baseline == 1.0 and report.speedup is not None and report.speedup > 0
+    assert (
+        report.loops == 1
+        and report.same_as_baseline == 1.0
+        and report.speedup is not None
+        and report.speedup > 0
+    )
 
 
 def test_a_server_without_a_draft_is_said(servers: list[str]) -> None:
@@ -95,11 +100,23 @@ def test_score_offline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     common = ["--target", str(tmp_path / "t")]
     assert train([*common, "--states", str(tmp_path / "s"), "--eval-states", str(tmp_path / "held"), "--out", str(tmp_path / "o"), "--epochs", "4", "--lr", "3e-3", "--ttt-length", "3", "--draft-vocab-size", "64", "--device", "cpu"]) == 0  # fmt: skip
     capsys.readouterr()
-    line = [*common, "--draft", str(tmp_path / "o" / "draft-last"), "--states", str(tmp_path / "held"), "--ttt-length", "3", "--device", "cpu"]
+    line = [
+        *common,
+        "--draft",
+        str(tmp_path / "o" / "draft-last"),
+        "--states",
+        str(tmp_path / "held"),
+        "--ttt-length",
+        "3",
+        "--device",
+        "cpu",
+    ]
     assert score([*line, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     rows = [json.loads(x) for x in (tmp_path / "o" / "metrics.jsonl").read_text().splitlines()]
-    assert figures["accept_length"] == pytest.approx(rows[-1]["accept_length"], abs=0.03)  # the export is bf16
+    assert figures["accept_length"] == pytest.approx(
+        rows[-1]["accept_length"], abs=0.03
+    )  # the export is bf16
     assert figures["covered"] == 1.0 and figures["chain"]["verify_ct"] == sum(figures["chain"]["histogram"])
     assert score(line) == 0 and "expected accept length with 3 draft steps" in capsys.readouterr().out
     assert score(common) == 2 and "--draft, --states" in capsys.readouterr().err
@@ -110,8 +127,20 @@ CONFIG = Config(profiles={"tiny": Profile(name="tiny", model="asset:tiny-target"
 
 def test_stage_argv() -> None:
     plan = get("train").plan(CONFIG, {"states": "S", "out": "O", "gpus": "0,1", "lr": 1e-5, "shard": True})
-    assert plan.argv[1:8] == ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "k2tui.eagle3.train")
-    assert "--lr=1e-05" in plan.argv and "--shard" in plan.argv and plan.argv[plan.argv.index("--target") + 1] == "asset:tiny-target"
+    assert plan.argv[1:8] == (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "k2tui.eagle3.train",
+    )
+    assert (
+        "--lr=1e-05" in plan.argv
+        and "--shard" in plan.argv
+        and plan.argv[plan.argv.index("--target") + 1] == "asset:tiny-target"
+    )
     assert plan.locks == ("gpu:0", "gpu:1") and plan.env == {"CUDA_VISIBLE_DEVICES": "0,1"}
     with pytest.raises(UsageError, match="states"):
         get("train").plan(CONFIG, {"out": "O"})

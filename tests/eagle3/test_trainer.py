@@ -67,7 +67,9 @@ def test_training_learns_and_beats_the_untrained_draft(place: Path, tmp_path: Pa
     assert first["step"] == 0 and first["accept_length"] < 1.2
     assert result["expected_accept_length"] > first["accept_length"] + 0.3  # type: ignore[operator]
     assert result["chain_accept_length"] > 1.25  # type: ignore[operator]
-    assert (tmp_path / "draft-best" / "model.safetensors").exists() and (tmp_path / "draft-last" / "README.md").exists()
+    assert (tmp_path / "draft-best" / "model.safetensors").exists() and (
+        tmp_path / "draft-last" / "README.md"
+    ).exists()
     steps = [r for r in rows if r["kind"] == "step"]
     assert all(r["tok_s"] > 0 and r["eta_s"] >= 0 for r in steps) and steps[-1]["eta_s"] == 0
 
@@ -103,7 +105,12 @@ def test_a_run_killed_dead_resumes_exactly(place: Path, tmp_path: Path) -> None:
 
 
 def test_a_stop_signal_saves_and_ends(place: Path, tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "k2tui.eagle3.train", *flags(place, tmp_path, "--epochs", "400", "--save-every", "100000")]
+    line = [
+        sys.executable,
+        "-m",
+        "k2tui.eagle3.train",
+        *flags(place, tmp_path, "--epochs", "400", "--save-every", "100000"),
+    ]
     run = subprocess.Popen(line, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     metrics = tmp_path / "metrics.jsonl"
@@ -150,7 +157,9 @@ def test_two_ranks_train_the_same_curve(place: Path, tmp_path: Path) -> None:
         a, b = curve(tmp_path / "one"), curve(tmp_path / mode)
         assert len(a) == len(b) == 6
         for x, y in zip(a, b, strict=True):
-            assert y["loss"] == pytest.approx(x["loss"], rel=1e-5) and y["grad_norm"] == pytest.approx(x["grad_norm"], rel=1e-4)
+            assert y["loss"] == pytest.approx(x["loss"], rel=1e-5) and y["grad_norm"] == pytest.approx(
+                x["grad_norm"], rel=1e-4
+            )
             assert y["tokens"] == x["tokens"] and y["accuracy"] == pytest.approx(x["accuracy"], abs=0.02)
         save = saves.last_save(tmp_path / mode / "saves")
         assert save is not None
@@ -158,7 +167,9 @@ def test_two_ranks_train_the_same_curve(place: Path, tmp_path: Path) -> None:
         assert weights.keys() == others.keys()
         for name in weights:
             torch.testing.assert_close(weights[name], others[name], rtol=2e-3, atol=2e-4)
-        again = Trainer(options(place, tmp_path / mode, chains=0, max_tokens=100, max_steps=6), say=lambda text: None)
+        again = Trainer(
+            options(place, tmp_path / mode, chains=0, max_tokens=100, max_steps=6), say=lambda text: None
+        )
         assert again._resume() and again.place.step == 6
         held = next(p for n, p in again.module.draft.named_parameters() if n == "fc.weight")
         torch.testing.assert_close(held.data, others["fc.weight"], rtol=0, atol=0)
@@ -187,13 +198,18 @@ def test_nan_alarm_keeps_the_weights(place: Path, tmp_path: Path) -> None:
 
 def test_no_signal_alarm(place: Path, tmp_path: Path) -> None:
     head = world.make_target(tmp_path / "t")
-    blank = [type(s)(s.input_ids, torch.zeros_like(s.loss_mask), s.aux, s.last) for s in world.make_samples(head, 16)]
+    blank = [
+        type(s)(s.input_ids, torch.zeros_like(s.loss_mask), s.aux, s.last)
+        for s in world.make_samples(head, 16)
+    ]
     world.write_states(tmp_path / "blank", blank, place / "target")
     with pytest.raises(K2Error, match="no signal"):
         train(options(place, tmp_path / "out", states=str(tmp_path / "blank"), held_out=0.0, epochs=20))
 
 
-def test_a_full_disk_leaves_the_save_before_it(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_save_before_it(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import safetensors.torch
 
     said: list[str] = []
@@ -216,14 +232,34 @@ def test_a_full_disk_leaves_the_save_before_it(place: Path, tmp_path: Path, monk
 
 
 def test_early_stop(place: Path, tmp_path: Path) -> None:
-    result = train(options(place, tmp_path, epochs=30, optim=OptimOptions(learning_rate=1e-9), eval_every=2, patience=2, chains=0))
+    result = train(
+        options(
+            place,
+            tmp_path,
+            epochs=30,
+            optim=OptimOptions(learning_rate=1e-9),
+            eval_every=2,
+            patience=2,
+            chains=0,
+        )
+    )
     assert result["stopped"] == "no gain" and result["step"] < 20  # type: ignore[operator]
 
 
 def test_specforge_files_train_too(place: Path, tmp_path: Path) -> None:
     head = world.make_target(tmp_path / "t")
     world.write_ckpt(tmp_path / "hs", world.make_samples(head, 16))
-    result = train(options(place, tmp_path / "out", states=str(tmp_path / "hs"), ttt=TttOptions(ttt_length=3, shifted=False), denominator="rows", boundaries="1,3,5", chains=0))
+    result = train(
+        options(
+            place,
+            tmp_path / "out",
+            states=str(tmp_path / "hs"),
+            ttt=TttOptions(ttt_length=3, shifted=False),
+            denominator="rows",
+            boundaries="1,3,5",
+            chains=0,
+        )
+    )
     config = json.loads((Path(str(result["draft"])) / "config.json").read_text())
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 4]
 
@@ -239,7 +275,9 @@ def test_specforge_files_train_too(place: Path, tmp_path: Path) -> None:
         ({"last_rows": "none"}, "no last hidden"),
     ],
 )
-def test_states_of_something_else_are_refused(place: Path, tmp_path: Path, over: dict[str, object], words: str | None) -> None:
+def test_states_of_something_else_are_refused(
+    place: Path, tmp_path: Path, over: dict[str, object], words: str | None
+) -> None:
     folder = tmp_path / "states"
     folder.mkdir()
     for path in (place / "states").iterdir():
@@ -252,19 +290,26 @@ def test_states_of_something_else_are_refused(place: Path, tmp_path: Path, over:
     with pytest.raises(K2Error, match=words):
         Trainer(options(place, tmp_path / "out", states=str(folder)), say=lambda text: None)
     if words.startswith("another"):
-        Trainer(options(place, tmp_path / "out", states=str(folder), accept=("model", "tokenizer")), say=lambda text: None)
+        Trainer(
+            options(place, tmp_path / "out", states=str(folder), accept=("model", "tokenizer")),
+            say=lambda text: None,
+        )
 
 
 def test_warm_start_keeps_the_map_and_checks_the_layers(place: Path, tmp_path: Path) -> None:
     first = train(options(place, tmp_path / "a", chains=0))
     draft = Path(str(first["draft_last"]))
-    warm = Trainer(options(place, tmp_path / "b", init=str(draft), draft_vocab_size=0, chains=0), say=lambda text: None)
+    warm = Trainer(
+        options(place, tmp_path / "b", init=str(draft), draft_vocab_size=0, chains=0), say=lambda text: None
+    )
     from k2tui.eagle3.export import load_draft
 
     assert torch.equal(warm.module.draft.target_ids(), load_draft(draft).target_ids())
     result = warm.run()
     rows = [json.loads(line) for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["kind"] == "eval" and rows[0]["accept_length"] == pytest.approx(first["last_accept_length"], abs=0.05)
+    assert rows[0]["kind"] == "eval" and rows[0]["accept_length"] == pytest.approx(
+        first["last_accept_length"], abs=0.05
+    )
     assert result["step"] == result["total"]
     with pytest.raises(K2Error, match="keeps its map"):
         Trainer(options(place, tmp_path / "c", init=str(draft), draft_vocab_size=40), say=lambda text: None)
@@ -275,7 +320,10 @@ def test_warm_start_keeps_the_map_and_checks_the_layers(place: Path, tmp_path: P
     with pytest.raises(K2Error, match="layers") as caught:
         Trainer(options(place, tmp_path / "d", init=str(draft), draft_vocab_size=0), say=lambda text: None)
     assert "--accept layers" in caught.value.hint
-    Trainer(options(place, tmp_path / "e", init=str(draft), draft_vocab_size=0, accept=("layers",)), say=lambda text: None)
+    Trainer(
+        options(place, tmp_path / "e", init=str(draft), draft_vocab_size=0, accept=("layers",)),
+        say=lambda text: None,
+    )
 
 
 def test_bad_flags_are_said_in_words(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,7 +331,28 @@ def test_bad_flags_are_said_in_words(place: Path, tmp_path: Path, capsys: pytest
 
     assert main([*flags(place, tmp_path), "--batch-size", "0"]) == 2
     assert "--batch-size must be at least 1" in capsys.readouterr().err
-    assert main(["--states", str(tmp_path / "none"), "--target", str(place / "target"), "--out", str(tmp_path)]) == 1
+    assert (
+        main(["--states", str(tmp_path / "none"), "--target", str(place / "target"), "--out", str(tmp_path)])
+        == 1
+    )
     assert "no such folder" in capsys.readouterr().err
     assert main([*flags(place, tmp_path), "--accept", "vibes"]) == 1
     assert "no such check" in capsys.readouterr().err
+
+
+def test_an_mla_draft_of_eagle_3_1_trains_from_scratch(place: Path, tmp_path: Path) -> None:
+    shape = {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"], "hidden_size": world.HIDDEN, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": world.VOCAB, "draft_vocab_size": 48,
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "fc_norm": True, "norm_output": True, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    (tmp_path / "shape").mkdir()
+    (tmp_path / "shape" / "config.json").write_text(json.dumps(shape))
+    result = train(options(place, tmp_path / "out", draft_config=str(tmp_path / "shape"), chains=2))
+    config = json.loads((Path(str(result["draft"])) / "config.json").read_text())
+    assert (
+        config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"]
+        and config["norm_output"] is True
+        and config["kv_lora_rank"] == 16
+    )
+    losses = [row["loss"] for row in curve(tmp_path / "out")]
+    assert losses[-1] < losses[0]  # type: ignore[operator]
