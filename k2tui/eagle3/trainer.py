@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -384,6 +385,8 @@ class Trainer:
         """Train to the end (or until told to stop); returns the result that the job reports. Raises K2Error on an alarm."""
         o = self.options
         self.out.mkdir(parents=True, exist_ok=True)
+        if not o.resume and self.ranks.is_first:  # asked to start again: saves of the earlier run would outrank the new ones
+            shutil.rmtree(self.out / "saves", ignore_errors=True)
         resumed = self._resume()
         self.metrics = (
             Metrics(self.out / "metrics.jsonl", self.place.step if resumed else 0, o.tensorboard)
@@ -664,7 +667,7 @@ class Trainer:
             self._export("draft-last", weights, last, chain)
             best = self.out / "draft-best"
             result = {
-                "draft": str(best if best.exists() else self.out / "draft-last"), "draft_last": str(self.out / "draft-last"), "step": self.place.step, "total": self.total,
+                "draft": str(best if self.place.best_step > 0 and best.exists() else self.out / "draft-last"), "draft_last": str(self.out / "draft-last"), "step": self.place.step, "total": self.total,
                 "expected_accept_length": self.place.best if last else None, "best_step": self.place.best_step, "last_accept_length": last.accept_length if last else None,
                 "full_acc": list(last.full_acc) if last else None, "chain_accept_length": chain.accept_length if chain else None, "tokens": self.place.tokens,
                 "loss_tokens": self.place.loss_tokens, "seconds": seconds, "stopped": self.stopping,

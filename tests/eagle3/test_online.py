@@ -86,7 +86,7 @@ def test_prompts_of_tokenized_data(tmp_path: Path) -> None:
     path.write_text('{"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]}\n{"prompt": "hi"}\n')
     assert online.read_prompts(path, 9) == [online.Prompt(input_ids=(5, 6)), online.Prompt(text="hi")]
     path.write_text('{"a": 1}\n')
-    with pytest.raises(UsageError, match="d.jsonl:1"):
+    with pytest.raises(UsageError, match=r"d\.jsonl:1"):
         online.read_prompts(path, 9)
 
 
