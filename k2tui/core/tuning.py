@@ -1,0 +1,350 @@
+"""The tuner's reasoning: a space of settings, which trial comes next, which trial won. Pure; it starts and measures nothing.
+
+Search ("one at a time"): the profile as it is; each knob's other values, one at a time; then what helped, together; and the baseline
+again at the end, so that drift of the machine shows. "matrix": every combination.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from k2tui.core.stats import Estimate, Verdict, mean_interval, ratio_of_means, verdict
+from k2tui.errors import UsageError
+
+METRICS = {"tok_s_user": True, "output_throughput": True, "accept_length": True, "ttft_p50_ms": False, "tpot_p50_ms": False}
+"""Metric -> whether more is better."""
+METHODS = ("search", "matrix")
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One thing to vary: kind "flag" (an argument of the engine), "env" or "key" (a key of the profile). "" or false = leave it out."""
+
+    kind: str
+    name: str
+    values: tuple[Value, ...]
+
+    @property
+    def label(self) -> str:
+        return self.name.lstrip("-")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    profile: str
+    knobs: tuple[Knob, ...]
+    method: str = "search"
+    metric: str = "tok_s_user"
+    repeats: int = 3
+    concurrency: int = 1
+    num_prompts: int = 8
+    random_input_len: int = 512
+    random_output_len: int = 128
+    seed: int = 1
+    ready_timeout_s: float = 1800.0
+    bench_timeout_s: float = 1800.0
+    name: str = ""
+
+
+Setting = tuple[tuple[str, str, Value], ...]
+"""What a trial changes against the profile: (kind, name, value), sorted; () = nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One measured (or failed) setting. values: the metric, one for each repeat. state: ok | failed | stalled | refused."""
+
+    setting: Setting
+    state: str = "ok"
+    values: tuple[float, ...] = ()
+    cause: str = ""  # why it failed, in words
+    ready_s: float | None = None
+    stop_s: float | None = None
+    accept_length: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict[str, float])
+    is_control: bool = False  # the baseline, measured again
+    job_id: str = ""
+    at_s: float = 0.0
+    held_b: int = 0  # GPU memory that was still held after the stop
+
+    @property
+    def key(self) -> str:
+        return key_of(self.setting) + ("#control" if self.is_control else "")
+
+    @property
+    def estimate(self) -> Estimate | None:
+        return mean_interval(self.values) if self.values else None
+
+
+def key_of(setting: Setting) -> str:
+    return hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:12]
+
+
+def words(setting: Setting) -> str:
+    """A setting for people: "attention-backend=triton, NCCL_PROTO=LL"; "as the profile" for none."""
+    parts: list[str] = []
+    for _, name, value in setting:
+        shown = name.lstrip("-")
+        parts.append(shown if value is True else f"no {shown}" if value is False or value == "" else f"{shown}={value}")
+    return ", ".join(parts) or "as the profile"
+
+
+# ---- the space
+
+
+def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] | None = None) -> Space:
+    """A TOML table -> Space. Raises UsageError naming the file, the line (when known) and the key."""
+    lines = line_of or {}
+
+    def bad(key: str, message: str, hint: str = "") -> UsageError:
+        at = f":{lines[key]}" if lines.get(key) else ""
+        return UsageError(f"{where}{at}: {key}: {message}", hint)
+
+    defaults = Space(profile="", knobs=())
+    known = {"profile", "knob", "method", "metric", "repeats", "concurrency", "num_prompts", "random_input_len", "random_output_len", "seed",
+             "ready_timeout_s", "bench_timeout_s", "name"}  # fmt: skip
+    for key in raw:
+        if key not in known:
+            import difflib
+
+            near = difflib.get_close_matches(key, known, n=1)
+            raise bad(key, "unknown key" + (f"; did you mean {near[0]!r}?" if near else ""), "known: " + ", ".join(sorted(known)))
+    profile = raw.get("profile")
+    if not isinstance(profile, str) or not profile:
+        raise bad("profile", "the profile to start from is missing", 'profile = "NAME"')
+    values: dict[str, Any] = {}
+    for key in ("repeats", "concurrency", "num_prompts", "random_input_len", "random_output_len", "seed"):
+        value = raw.get(key, getattr(defaults, key))
+        if not isinstance(value, int) or isinstance(value, bool) or value < (0 if key == "seed" else 1):
+            raise bad(key, f"must be a whole number of at least 1, not {value!r}")
+        values[key] = value
+    for key in ("ready_timeout_s", "bench_timeout_s"):
+        value = raw.get(key, getattr(defaults, key))
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise bad(key, f"must be a number of seconds, not {value!r}")
+        values[key] = float(value)
+    for key, choices in (("method", METHODS), ("metric", tuple(METRICS))):
+        value = raw.get(key, getattr(defaults, key))
+        if value not in choices:
+            raise bad(key, f"{value!r} is none of {', '.join(choices)}")
+        values[key] = value
+    knobs: list[Knob] = []
+    raw_knobs = raw.get("knob")
+    if not isinstance(raw_knobs, list) or not raw_knobs:
+        raise bad("knob", "there is nothing to vary", '[[knob]] flag = "--attention-backend", values = ["triton", "flashinfer"]')
+    for number, entry in enumerate(cast("list[object]", raw_knobs), 1):
+        if not isinstance(entry, dict):
+            raise bad("knob", f"number {number} is no table")
+        table = cast("dict[str, Any]", entry)
+        kinds = [k for k in ("flag", "env", "key") if k in table]
+        extra = sorted(set(table) - {"flag", "env", "key", "values"})
+        if len(kinds) != 1 or extra:
+            raise bad("knob", f"number {number} needs exactly one of flag, env, key, and values" + (f" (unknown: {extra[0]})" if extra else ""))
+        options = table.get("values")
+        if not isinstance(options, list) or not options:
+            raise bad("knob", f"number {number} ({table[kinds[0]]}) has no values")
+        if kinds[0] == "flag" and not str(table["flag"]).startswith("--"):
+            raise bad("knob", f"number {number}: a flag begins with --, not {table['flag']!r}")
+        knobs.append(Knob(kinds[0], str(table[kinds[0]]), tuple(cast("list[Value]", options))))
+    return Space(profile=profile, knobs=tuple(knobs), name=str(raw.get("name") or ""), **values)
+
+
+def apply(profile: Any, setting: Setting) -> dict[str, Any]:
+    """The changes to a profile (args, env, keys) that a setting means. Raises UsageError for a key that profiles lack."""
+    args, env = list(profile.args), dict(profile.env)
+    keys: dict[str, Any] = {}
+    for kind, name, value in setting:
+        if kind == "flag":
+            args = _without(args, name)
+            if value is True:
+                args.append(name)
+            elif value is not False and value != "":
+                args += [name, str(value)]
+        elif kind == "env":
+            env.pop(name, None)
+            if value is not False and value != "":
+                env[name] = "1" if value is True else str(value)
+        else:
+            if not hasattr(profile, name):
+                raise UsageError(f"profiles have no key {name!r}", "knob key = one of a profile's keys, for example speculative_num_steps")
+            keys[name] = value
+    return {"args": tuple(args), "env": env, **keys}
+
+
+def _without(args: Sequence[str], flag: str) -> list[str]:
+    out: list[str] = []
+    skip = False
+    for i, word in enumerate(args):
+        if skip:
+            skip = False
+            continue
+        if word == flag:
+            skip = i + 1 < len(args) and not args[i + 1].startswith("--")
+            continue
+        if not word.startswith(flag + "="):
+            out.append(word)
+    return out
+
+
+def _current(profile: Any, knob: Knob) -> Value:
+    """The knob's value in the profile as it is; False/"" when it is not set there."""
+    if knob.kind == "env":
+        return str(profile.env.get(knob.name, ""))
+    if knob.kind == "key":
+        return cast("Value", getattr(profile, knob.name, ""))
+    for i, word in enumerate(profile.args):
+        if word == knob.name:
+            following = profile.args[i + 1] if i + 1 < len(profile.args) else ""
+            return True if not following or following.startswith("--") else str(following)
+        if word.startswith(knob.name + "="):
+            return str(word[len(knob.name) + 1 :])
+    return False
+
+
+def _same(a: Value, b: Value) -> bool:
+    off = (False, "")
+    return (a in off and b in off) or (str(a) == str(b) and (a is True) == (b is True))
+
+
+# ---- which trial next
+
+
+def planned(space: Space, profile: Any, done: Mapping[str, Trial]) -> list[Setting]:
+    """Settings still to be measured, in order, as far as they are known now; the search's last step waits for results. No control."""
+    if space.method == "matrix":
+        every: list[Setting] = []
+        for values in itertools.product(*(k.values for k in space.knobs)):
+            changed = [(k.kind, k.name, v) for k, v in zip(space.knobs, values, strict=True) if not _same(v, _current(profile, k))]
+            every.append(tuple(sorted(changed, key=lambda s: (s[0], s[1]))))
+        first: list[Setting] = [()]
+        return [s for s in dict.fromkeys(first + every) if key_of(s) not in done]
+    singles: list[Setting] = [()]
+    for knob in space.knobs:
+        singles += [((knob.kind, knob.name, v),) for v in knob.values if not _same(v, _current(profile, knob))]
+    todo = [s for s in dict.fromkeys(singles) if key_of(s) not in done]
+    if todo:
+        return todo
+    both = combination(space, done)
+    return [both] if both and key_of(both) not in done else []
+
+
+def combination(space: Space, done: Mapping[str, Trial]) -> Setting:
+    """What helped, together: each knob's best value that is faster than the baseline. () when fewer than two knobs helped."""
+    base = done.get(key_of(()))
+    if base is None or base.estimate is None:
+        return ()
+    better = METRICS[space.metric]
+    chosen: list[tuple[str, str, Value]] = []
+    for knob in space.knobs:
+        best: tuple[float, tuple[str, str, Value]] | None = None
+        for value in knob.values:
+            trial = done.get(key_of(((knob.kind, knob.name, value),)))
+            if trial is None or trial.estimate is None or compare(base, trial, space.metric) is not Verdict.FASTER:
+                continue
+            score = trial.estimate.value if better else -trial.estimate.value
+            if best is None or score > best[0]:
+                best = (score, (knob.kind, knob.name, value))
+        if best is not None:
+            chosen.append(best[1])
+    return tuple(sorted(chosen, key=lambda s: (s[0], s[1]))) if len(chosen) > 1 else ()
+
+
+def compare(base: Trial, trial: Trial, metric: str, noise: float = 0.0) -> Verdict:
+    """faster | same | slower | unclear against the baseline."""
+    if base.estimate is None or trial.estimate is None or base.estimate.value <= 0:
+        return Verdict.NOT_COMPARABLE
+    return verdict(ratio_of_means(base.estimate, trial.estimate), higher_is_better=METRICS[metric], noise=noise)
+
+
+def drift(trials: Iterable[Trial]) -> float | None:
+    """Relative change between the first baseline and its control at the end: how far the machine itself moved."""
+    base = control = None
+    for trial in trials:
+        if trial.setting == () and trial.estimate is not None:
+            if trial.is_control:
+                control = trial.estimate.value
+            elif base is None:
+                base = trial.estimate.value
+    return control / base - 1 if base and control else None
+
+
+def winner(space: Space, trials: Sequence[Trial]) -> Trial | None:
+    """The best trial whose difference to the baseline is real; the baseline itself when nothing is; None without a baseline.
+
+    The drift of the machine widens the margin: a gain that is no larger than it is no gain.
+    """
+    base = next((t for t in trials if t.setting == () and not t.is_control and t.estimate is not None), None)
+    if base is None:
+        return None
+    noise = abs(drift(trials) or 0.0)
+    better = METRICS[space.metric]
+    best = base
+    for trial in trials:
+        if trial.is_control or trial.estimate is None or trial is base:
+            continue
+        if compare(base, trial, space.metric, noise) is not Verdict.FASTER or best.estimate is None:
+            continue
+        ahead = trial.estimate.value > best.estimate.value if better else trial.estimate.value < best.estimate.value
+        if best is base or ahead:
+            best = trial
+    return best
+
+
+def trial_to_json(trial: Trial) -> dict[str, Any]:
+    return {
+        "setting": [list(s) for s in trial.setting], "state": trial.state, "values": list(trial.values), "cause": trial.cause, "ready_s": trial.ready_s,
+        "stop_s": trial.stop_s, "accept_length": trial.accept_length, "figures": dict(trial.figures), "is_control": trial.is_control,
+        "job_id": trial.job_id, "at_s": trial.at_s, "held_b": trial.held_b,
+    }  # fmt: skip
+
+
+def trial_from_json(raw: Mapping[str, Any]) -> Trial:
+    """Inverse of trial_to_json; fields of a later version are left alone."""
+    return Trial(
+        setting=tuple((str(k), str(n), cast("Value", v)) for k, n, v in raw["setting"]), state=str(raw.get("state", "ok")),
+        values=tuple(float(v) for v in raw.get("values") or ()), cause=str(raw.get("cause") or ""), ready_s=raw.get("ready_s"),
+        stop_s=raw.get("stop_s"), accept_length=raw.get("accept_length"), figures=dict(raw.get("figures") or {}),
+        is_control=bool(raw.get("is_control")), job_id=str(raw.get("job_id") or ""), at_s=float(raw.get("at_s") or 0.0), held_b=int(raw.get("held_b") or 0),
+    )  # fmt: skip
+
+
+def table(space: Space, trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:
+    """(header, rows) for people: best first, then what failed; delta against the baseline with its interval and verdict."""
+    base = next((t for t in trials if t.setting == () and not t.is_control and t.estimate is not None), None)
+    noise = abs(drift(trials) or 0.0)
+    best = winner(space, trials)
+    better = METRICS[space.metric]
+
+    def order(trial: Trial) -> tuple[int, float]:
+        if trial.estimate is None:
+            return (1, trial.at_s)
+        return (0, -trial.estimate.value if better else trial.estimate.value)
+
+    rows: list[list[str]] = []
+    for trial in sorted(trials, key=order):
+        mark = "★" if trial is best and trial is not base else "●" if trial is base else "○" if trial.is_control else ""
+        label = words(trial.setting) + (" (again)" if trial.is_control else "")
+        if trial.estimate is None:
+            rows.append([mark, label, trial.state, "", trial.cause, _s(trial.ready_s), ""])
+            continue
+        e = trial.estimate
+        spread = f" ±{(e.hi - e.lo) / 2:.3g}" if e.lo is not None and e.hi is not None else ""
+        delta = said = ""
+        if base is not None and base.estimate is not None and trial is not base:
+            ratio = ratio_of_means(base.estimate, e)
+            half = f" ±{(ratio.hi - ratio.lo) / 2 * 100:.1f}" if ratio.lo is not None and ratio.hi is not None else ""
+            said = str(compare(base, trial, space.metric, noise))
+            delta = "≈" if said == "same" else f"{(ratio.value - 1) * 100:+.1f}{half} %"
+        accept = f"{trial.accept_length:.2f}" if trial.accept_length else ""
+        rows.append([mark, label, f"{e.value:.4g}{spread}", delta, said or "baseline", _s(trial.ready_s), accept])
+    return ["", "setting", space.metric, "Δ", "verdict / cause", "ready s", "accept"], rows
+
+
+def _s(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"

@@ -1,0 +1,268 @@
+"""`python -m k2tui.tune FOLDER`: run (or go on with) a tuning run. Usually started as a job by `k2tui tune run`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from k2tui import benchdb, config, doctor
+from k2tui.core.job import Job, JobState
+from k2tui.core.load import State
+from k2tui.core.server_jobs import is_live
+from k2tui.core.snapshot import ServerView
+from k2tui.core.tuning import Setting, Space, Trial, apply, drift, key_of, planned, table, winner, words
+from k2tui.errors import K2Error
+from k2tui.jobs import folder as jobs
+from k2tui.jobs.report import report_progress, report_result
+from k2tui.orders import submit_stage
+from k2tui.plain import duration
+from k2tui.plain import table as plain_table
+from k2tui.servers import Follower, target_of
+from k2tui.sources.http import ServerProbe
+from k2tui.tune.folder import TuneFolder
+
+_FREE_TOLERANCE_B = 1 << 30
+_FREE_WAIT_S = 30.0
+
+
+class Stopped(Exception):
+    """The user (or the keeper) asked for the end."""
+
+
+class Tuner:
+    """Runs the trials of one folder, in turn, until nothing is left to try."""
+
+    def __init__(self, run: TuneFolder, loaded: config.Config) -> None:
+        self.run = run
+        self.space: Space = run.space
+        self.config = loaded
+        self.profile = loaded.get_profile(self.space.profile)
+        self._server: str = ""  # job id of the server that runs now
+
+    # ---- the whole
+
+    def go(self) -> int:
+        self._clear_leftovers()
+        done = {t.key: t for t in self.run.trials()}
+        while todo := planned(self.space, self.profile, {k: t for k, t in done.items() if not t.is_control}):
+            self._progress(done, todo)
+            trial = self.measure(todo[0])
+            self.run.add(trial)
+            done[trial.key] = trial
+            self._say(trial)
+            if trial.setting == () and trial.state != "ok":
+                print(f"the profile as it is does not run ({trial.cause}): there is nothing to compare with", flush=True)
+                report_result({"ok": False, "cause": trial.cause, "folder": str(self.run.path)})
+                return 1
+        control = key_of(()) + "#control"
+        if len(done) > 2 and control not in done:
+            trial = self.measure((), is_control=True)
+            self.run.add(trial)
+            done[trial.key] = trial
+            self._say(trial)
+        self._finish(list(done.values()))
+        return 0
+
+    def _clear_leftovers(self) -> None:
+        """Servers of this run that an earlier, killed tuner left running."""
+        for job in jobs.list_jobs():
+            if is_live(job) and job.spec.params.get("tune") == self.run.path.name:
+                jobs.stop(job.spec.id, by="the tuner")
+                jobs.wait(job.spec.id, timeout_s=120)
+
+    def _progress(self, done: dict[str, Trial], todo: list[Setting]) -> None:
+        total = len(done) + len(todo) + 1
+        took = [t.ready_s or 0 for t in done.values()]
+        report_progress(len(done), total, "trials", words(todo[0])[:60], sum(took) / len(took) * len(todo) * 2 if took else None, force=True)
+
+    def _say(self, trial: Trial) -> None:
+        label = words(trial.setting) + (" (again)" if trial.is_control else "")
+        if trial.estimate is None:
+            print(f"{label}: {trial.state}: {trial.cause}", flush=True)
+        else:
+            e = trial.estimate
+            spread = f" (95 % {e.lo:.4g} to {e.hi:.4g})" if e.lo is not None and e.hi is not None else ""
+            print(f"{label}: {self.space.metric} {e.value:.4g}{spread}, ready after {duration(trial.ready_s)}", flush=True)
+
+    def _finish(self, trials: list[Trial]) -> None:
+        header, rows = table(self.space, trials)
+        print("\n" + plain_table(header, rows), flush=True)
+        best = winner(self.space, trials)
+        moved = drift(trials)
+        facts: dict[str, Any] = {"ok": True, "folder": str(self.run.path), "trials": len(trials), "drift": moved}
+        if best is not None and best.setting:
+            changed = apply(self.profile, best.setting)
+            lines = [("args", json.dumps(list(changed["args"])))]
+            lines += [(k, json.dumps(v)) for k, v in changed.items() if k not in ("args", "env")]
+            own = {n: v for kind, n, v in best.setting if kind == "env"}
+            if own:
+                inline = ", ".join(f"{json.dumps(n)} = {json.dumps('' if v is False else '1' if v is True else str(v))}" for n, v in own.items())
+                lines.append(("env", "{ " + inline + " }"))
+            assert best.estimate is not None
+            note = f"found by k2tui tune: {words(best.setting)}; {self.space.metric} {best.estimate.value:.4g}"
+            path = self.run.write_best(f"{self.space.profile}-tuned", self.space.profile, lines, note)
+            print(f"\nbest: {words(best.setting)}\nits profile: {path}", flush=True)
+            facts |= {"best": words(best.setting), "value": best.estimate.value, "profile": str(path)}
+        else:
+            print("\nno setting is really faster than the profile as it is", flush=True)
+            facts["best"] = None
+        report_result(facts)
+
+    # ---- one trial
+
+    def measure(self, setting: Setting, *, is_control: bool = False) -> Trial:
+        """doctor -> start -> ready or a verdict -> benchmark -> clean stop. Whatever goes wrong becomes the trial's cause."""
+        trial = Trial(setting=setting, is_control=is_control, at_s=time.time())
+        name = f"{self.space.profile}"
+        try:
+            changes = apply(self.profile, setting)
+            profile = replace(self.profile, **changes)
+            doctor.refuse_if_hopeless(profile)
+        except K2Error as err:
+            return replace(trial, state="refused", cause=err.message + (f" ({err.hint})" if err.hint else ""))
+        loaded = replace(self.config, profiles={**self.config.profiles, name: profile})
+        before = self._free()
+        try:
+            self._server = submit_stage(loaded, "serve", {"profile": name, "tune": self.run.path.name})
+        except K2Error as err:
+            return replace(trial, state="refused", cause=err.message)
+        try:
+            view = self._wait(self._server)
+            load = view.load
+            if load.state is not State.READY:
+                stalled = load.state in (State.STALLED, State.LOADING)
+                cause = load.verdict or str(load.state)
+                if load.root_cause:
+                    cause = f"{load.root_cause} ({load.root_cause_group}): {cause}"
+                if load.proof_line and not stalled:
+                    cause += f"; line {load.proof_line_no}: {load.proof_line.strip()[:200]}"
+                return self._stopped(replace(trial, state="stalled" if stalled else "failed", cause=cause, job_id=self._server), before)
+            trial = replace(trial, ready_s=load.ready_s, job_id=self._server)
+            return self._stopped(self._bench(trial, view), before)
+        finally:
+            if self._server:
+                self._stop_server()
+
+    def _bench(self, trial: Trial, view: ServerView) -> Trial:
+        space = self.space
+        url = view.http.url if view.http is not None else view.load.url
+        job_id = submit_stage(self.config, "bench", {
+            "url": url, "concurrency": [space.concurrency], "num_prompts": space.num_prompts, "random_input_len": space.random_input_len,
+            "random_output_len": space.random_output_len, "seed": space.seed, "repeats": space.repeats, "label": f"tune {words(trial.setting)}"[:80],
+            "tag": self.run.path.name,
+        })  # fmt: skip
+        try:
+            job = jobs.wait(job_id, timeout_s=space.bench_timeout_s)
+        except Stopped:
+            jobs.stop(job_id, by="the tuner")
+            raise
+        if not job.state.is_final:
+            jobs.stop(job_id, by="the tuner")
+            last = jobs.wait(job_id, timeout_s=60)
+            return replace(trial, state="stalled", cause=f"the benchmark did not end in {space.bench_timeout_s:g} s ({last.state})")
+        rows = [r for r in benchdb.rows(200) if r.job_id == job_id and not r.is_partial]
+        rows.reverse()
+        values = tuple(float(v) for r in rows if (v := getattr(r, space.metric)) is not None and not r.errors)
+        if job.state is not JobState.SUCCEEDED or not values:
+            errors = sum(r.errors for r in rows)
+            return replace(trial, state="failed", cause=f"benchmark: {job.reason or 'no figure'}" + (f", {errors} errors" if errors else ""))
+        accepts = [r.accept_length for r in rows if r.accept_length is not None]
+        figures = {
+            k: sum(got) / len(got)
+            for k in ("tok_s_user", "output_throughput", "ttft_p50_ms", "tpot_p50_ms")
+            if (got := [float(v) for r in rows if (v := getattr(r, k)) is not None])
+        }
+        return replace(trial, values=values, accept_length=sum(accepts) / len(accepts) if accepts else None, figures=figures)
+
+    def _wait(self, job_id: str) -> ServerView:
+        """Follow the start until it is decided or takes too long."""
+        follower = Follower(target_of(jobs.get(job_id)), learns=True)
+        probe = ServerProbe(follower.target.url, 2.0)
+        end = time.monotonic() + self.space.ready_timeout_s
+        try:
+            while True:
+                now = time.time()
+                job: Job = jobs.get(job_id)
+                follower.target = target_of(job)
+                follower.step(now)
+                follower.look(now)
+                http = None if job.state.is_final else probe.poll(now)
+                follower.join(now, http)
+                view = follower.view(now, http)
+                if job.state.is_final or view.load.state in (State.READY, State.FAILED, State.STALLED):
+                    return view
+                if time.monotonic() > end:
+                    words_ = f"not ready after {self.space.ready_timeout_s:g} s: {view.load.verdict}"
+                    return replace(view, load=replace(view.load, state=State.STALLED, verdict=words_))
+                time.sleep(0.5)
+        finally:
+            follower.close()
+
+    def _stop_server(self) -> float:
+        began = time.monotonic()
+        job_id, self._server = self._server, ""
+        jobs.stop(job_id, by="the tuner")
+        jobs.wait(job_id, timeout_s=180)
+        return time.monotonic() - began
+
+    def _stopped(self, trial: Trial, before: dict[int, int]) -> Trial:
+        """Stop the server; wait until the GPUs' memory is really back, and say what is still held."""
+        took = self._stop_server()
+        end = time.monotonic() + _FREE_WAIT_S
+        held = 0
+        while before:
+            after = self._free()
+            held = sum(max(0, b - after.get(i, b)) for i, b in before.items())
+            if held < _FREE_TOLERANCE_B or time.monotonic() > end:
+                break
+            time.sleep(0.5)
+        if held >= _FREE_TOLERANCE_B:
+            print(f"warning: {held / 1e9:.1f} GB of GPU memory are still held {took + _FREE_WAIT_S:.0f} s after the stop (k2tui gpus shows by whom)", flush=True)
+        return replace(trial, stop_s=took, held_b=held if held >= _FREE_TOLERANCE_B else 0)
+
+    def _free(self) -> dict[int, int]:
+        return {g.index: g.free_b for g in doctor.gpu_facts(self.profile.gpus) if g.free_b is not None}
+
+    def abort(self) -> None:
+        if self._server:
+            self._stop_server()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m k2tui.tune")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--config")
+    args = parser.parse_args(argv)
+
+    def on_term(signum: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    signal.signal(signal.SIGTERM, on_term)
+    signal.signal(signal.SIGINT, on_term)
+    try:
+        tuner = Tuner(TuneFolder(args.folder), config.load(args.config))
+    except K2Error as err:
+        print(f"k2tui tune: {err.message}\n  {err.hint}", file=sys.stderr)
+        return err.exit_code
+    try:
+        return tuner.go()
+    except Stopped:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        tuner.abort()
+        print(f"stopped; what was measured is kept, go on with: k2tui tune resume {args.folder.name}", flush=True)
+        return 130
+    except K2Error as err:
+        tuner.abort()
+        print(f"k2tui tune: {err.message}\n  {err.hint}", file=sys.stderr)
+        return err.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""A tuning run on disk: space.toml as given, trials.jsonl (one writer, appended), best.toml. Resumable at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from k2tui import paths
+from k2tui.core.tuning import Space, Trial, parse_space, trial_from_json, trial_to_json
+from k2tui.errors import UsageError
+from k2tui.files import write_whole
+
+
+def root() -> Path:
+    return paths.state_dir() / "tune"
+
+
+def read_space(path: Path) -> Space:
+    """A space file. Raises UsageError naming the file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        raw = tomllib.loads(text)
+    except FileNotFoundError:
+        raise UsageError(f"no file {path}", "give a space.toml: docs/tune.md shows one") from None
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(f"{path}: {err}", "check the path and its permissions") from None
+    except tomllib.TOMLDecodeError as err:
+        raise UsageError(f"{path}: not valid TOML: {err}", "fix that line") from None
+    lines = {line.split("=", 1)[0].strip(): number for number, line in enumerate(text.splitlines(), 1) if "=" in line}
+    return parse_space(raw, str(path), lines)
+
+
+class TuneFolder:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, space_file: Path) -> TuneFolder:
+        """A new folder with a copy of the space file (checked first)."""
+        space = read_space(space_file)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{(space.name or space.profile)[:40].replace('/', '-')}"
+        path = root() / name
+        paths.ensure_dir(path.parent)
+        for extra in range(100):
+            target = path if not extra else path.with_name(f"{name}-{extra}")
+            try:
+                target.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            shutil.copyfile(space_file, target / "space.toml")
+            return cls(target)
+        raise UsageError(f"{path}: no free name for a new tuning run")
+
+    @classmethod
+    def find(cls, name: str = "") -> TuneFolder:
+        """A run by name or beginning of it; "" = the newest. Raises UsageError."""
+        names = sorted(p.name for p in root().iterdir() if (p / "space.toml").exists()) if root().is_dir() else []
+        if not names:
+            raise UsageError("there is no tuning run", "start one: k2tui tune run SPACE.toml")
+        found = [n for n in names if n.startswith(name)] if name else names[-1:]
+        if len(found) != 1:
+            raise UsageError(f"{'no' if not found else len(found)} tuning runs begin with {name!r}", "runs: " + ", ".join(names[-8:]))
+        return cls(root() / found[0])
+
+    @property
+    def space(self) -> Space:
+        return read_space(self.path / "space.toml")
+
+    def trials(self) -> list[Trial]:
+        """Every whole line, the newest of each key; a torn last line (a crash in mid-write) is left out."""
+        found: dict[str, Trial] = {}
+        try:
+            data = (self.path / "trials.jsonl").read_bytes()
+        except FileNotFoundError:
+            return []
+        for line in data.split(b"\n"):
+            try:
+                trial = trial_from_json(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                continue
+            found[trial.key] = trial
+        return list(found.values())
+
+    def add(self, trial: Trial) -> None:
+        """Append one trial and put it on the disk."""
+        line = json.dumps(trial_to_json(trial), ensure_ascii=False).encode() + b"\n"
+        fd = os.open(self.path / "trials.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            size = os.fstat(fd).st_size
+            if size:
+                with (self.path / "trials.jsonl").open("rb") as fh:
+                    fh.seek(size - 1)
+                    if fh.read(1) != b"\n":
+                        line = b"\n" + line
+            os.write(fd, line)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def write_best(self, name: str, base: str, changes: Sequence[tuple[str, str]], note: str) -> Path:
+        """best.toml: the winner as a profile that inherits the start profile. changes: (key, TOML value)."""
+        lines = [f"# {note}", f'[profile."{name}"]', f"inherit = {json.dumps(base)}", f"description = {json.dumps(note)}"]
+        lines += [f"{key} = {value}" for key, value in changes]
+        path = self.path / "best.toml"
+        write_whole(path, "\n".join(lines) + "\n")
+        return path

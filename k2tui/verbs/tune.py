@@ -1,0 +1,145 @@
+"""`k2tui tune`: find the settings that are really faster, overnight and unattended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+HELP = "try settings one after the other and find the fastest"
+DESCRIPTION = (
+    "run SPACE.toml starts a tuning run as a job: every trial is checked, started, benchmarked and stopped; one that hangs or fails is a row "
+    "with its cause. It goes on when the connection drops, and `resume` goes on after a stop or a crash."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    run_ = actions.add_parser("run", help="start a tuning run")
+    run_.add_argument("space", help="TOML file: profile, knobs, how to measure (docs/tune.md)")
+    run_.add_argument("--dry-run", action="store_true", help="print the trials that are known now and the command of each; start nothing")
+    resume = actions.add_parser("resume", help="go on with a run")
+    show = actions.add_parser("show", help="the table of a run, also while it runs")
+    best = actions.add_parser("best", help="print the winner as a profile")
+    list_ = actions.add_parser("list", help="every run")
+    for p in (resume, show, best):
+        p.add_argument("run", nargs="?", default="", help="name or its beginning; default: the newest")
+    for p in (run_, resume):
+        p.add_argument("--wait", action="store_true", help="wait for the end and print the table")
+        p.add_argument("--config", help="config file to read last")
+    for p in (run_, resume, show, list_):
+        p.add_argument("--json", action="store_true")
+
+
+def _facts(run: Any) -> dict[str, Any]:
+    from k2tui.core.tuning import drift, trial_to_json, winner, words
+
+    space, trials = run.space, run.trials()
+    best = winner(space, trials)
+    return {
+        "schema": 1, "run": run.path.name, "folder": str(run.path), "profile": space.profile, "metric": space.metric, "drift": drift(trials),
+        "best": words(best.setting) if best is not None else None,
+        "trials": [{**trial_to_json(t), "words": words(t.setting), "value": t.estimate.value if t.estimate else None} for t in trials],
+    }  # fmt: skip
+
+
+def _show(run: Any, as_json: bool) -> None:
+    from k2tui.core.tuning import drift, table, winner, words
+    from k2tui.plain import table as plain_table
+
+    if as_json:
+        print(json.dumps(_facts(run), ensure_ascii=False))
+        return
+    space, trials = run.space, run.trials()
+    if not trials:
+        print("no trial has ended yet", file=sys.stderr)
+        return
+    import shutil
+
+    header, rows = table(space, trials)
+    if sys.stdout.isatty():  # the cause of a failed trial is cut to what the terminal has left; `--json` has it whole
+        room = shutil.get_terminal_size().columns - sum(max(len(r[i]) for r in [header, *rows]) + 2 for i in (0, 1, 2, 3, 5, 6))
+        rows = [[*r[:4], r[4] if len(r[4]) <= max(20, room) else r[4][: max(20, room) - 1] + "…", *r[5:]] for r in rows]
+    print(plain_table(header, rows, right=[5, 6]))
+    moved = drift(trials)
+    if moved is not None:
+        print(f"\nthe baseline measured again at the end: {moved * 100:+.1f} %")
+    best = winner(space, trials)
+    if best is not None and best.setting:
+        print(f"best: {words(best.setting)} (profile: k2tui tune best {run.path.name})")
+
+
+def _start(run: Any, args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from k2tui import stages
+    from k2tui.config import load
+    from k2tui.core.job import JobSpec
+    from k2tui.jobs import folder
+
+    config_path = str(Path(args.config).resolve()) if args.config else ""
+    plan = stages.get("tune").plan(load(args.config), {"folder": str(run.path), "config": config_path})
+    job_id = folder.submit(
+        JobSpec(id="", stage="tune", title=plan.title, argv=plan.argv, env=plan.env, params=plan.params or {}, grace_s=plan.grace_s, locks=(f"tune:{run.path.name}",))
+    )
+    if not args.wait:
+        print(json.dumps({"schema": 1, "job": job_id, "run": run.path.name}) if args.json else f"{run.path.name} (job {job_id}); look: k2tui tune show")
+        return 0
+    job = folder.wait(job_id)
+    _show(run, args.json)
+    return 0 if job.exit_code == 0 else 1
+
+
+def run(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from k2tui.tune.folder import TuneFolder, read_space, root
+
+    if args.action == "list":
+        names = sorted((p.name for p in root().iterdir() if (p / "space.toml").exists()), reverse=True) if root().is_dir() else []
+        if args.json:
+            print(json.dumps({"schema": 1, "runs": names}))
+        else:
+            print("\n".join(names) if names else "no tuning run yet")
+        return 0
+    if args.action == "run":
+        if args.dry_run:
+            return _dry(args, read_space(Path(args.space)))
+        return _start(TuneFolder.create(Path(args.space)), args)
+    found = TuneFolder.find(args.run)
+    if args.action == "resume":
+        return _start(found, args)
+    if args.action == "best":
+        path = found.path / "best.toml"
+        if not path.exists():
+            print("k2tui tune: no winner: nothing was really faster, or the run has not ended", file=sys.stderr)
+            return 1
+        print(path.read_text(), end="")
+        return 0
+    _show(found, args.json)
+    return 0
+
+
+def _dry(args: argparse.Namespace, space: Any) -> int:
+    import shlex
+    from dataclasses import replace
+
+    from k2tui import config, engines
+    from k2tui.core.tuning import apply, planned, words
+
+    profile = config.load(args.config).get_profile(space.profile)
+    settings = planned(space, profile, {})
+    out = []
+    for setting in settings:
+        plan = engines.get(profile.engine).launch(replace(profile, **apply(profile, setting)))
+        env = " ".join(f"{k}={shlex.quote(v)}" for k, v in sorted(plan.env.items()))
+        out.append({"setting": words(setting), "command": f"{env} {shlex.join(plan.argv)}".strip()})
+    if args.json:
+        print(json.dumps({"schema": 1, "trials": out}, ensure_ascii=False))
+    else:
+        for entry in out:
+            print(f"{entry['setting']}\n    {entry['command']}")
+        tail = "then what helped, together, and the profile as it is once more" if space.method == "search" else "then the profile as it is once more"
+        print(f"{len(out)} trials, {tail}")
+    return 0

@@ -1,0 +1,80 @@
+"""A tuning run on the embedded engine: a setting that helps, one that dies, one that hangs; killed in the middle and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def k2(*argv: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "k2tui", *argv], capture_output=True, text=True, timeout=timeout, cwd=ROOT)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(own_home: Path) -> Iterator[None]:
+    yield
+    for proc in psutil.process_iter():
+        try:
+            if proc.pid != os.getpid() and proc.environ().get("K2TUI_HOME") == str(own_home):
+                proc.kill()
+        except psutil.Error:
+            continue
+
+
+@pytest.mark.timeout(300)
+def test_tuning_survives_death_hang_and_kill(own_home: Path, tmp_path: Path) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    config = tmp_path / "k.toml"
+    config.write_text(f'[profile.t]\ninherit = "tiny"\nport = {port}\nstall_s = 5\nargs = ["--max-running-requests", "1"]\n')
+    space = tmp_path / "space.toml"
+    space.write_text("""
+profile = "t"
+metric = "output_throughput"
+repeats = 2
+concurrency = 4
+num_prompts = 8
+random_input_len = 16
+random_output_len = 24
+[[knob]]
+flag = "--max-running-requests"
+values = ["1", "4"]
+[[knob]]
+flag = "--bogus"
+values = [true]
+[[knob]]
+flag = "--load-delay-s"
+values = ["500"]
+""")
+    started = json.loads(k2("tune", "run", str(space), "--config", str(config), "--json").stdout)
+    deadline = time.time() + 120
+    while len(json.loads(k2("tune", "show", "--json").stdout)["trials"]) < 1:
+        assert time.time() < deadline
+        time.sleep(0.5)
+    tuner = json.loads(k2("jobs", "show", started["job"], "--json").stdout)
+    os.kill(tuner["pid"], signal.SIGKILL)  # in the middle of the second trial, its server running or about to
+    k2("jobs", "wait", started["job"], "--timeout", "20")
+    done = k2("tune", "resume", "--config", str(config), "--wait", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads(done.stdout)
+    by_words = {t["words"] + ("#" if t["is_control"] else ""): t for t in facts["trials"]}
+    assert set(by_words) == {"as the profile", "max-running-requests=4", "bogus", "load-delay-s=500", "as the profile#"}
+    assert by_words["bogus"]["state"] == "failed" and "--bogus" in by_words["bogus"]["cause"]
+    assert by_words["load-delay-s=500"]["state"] == "stalled" and "G01" in by_words["load-delay-s=500"]["cause"]
+    assert len(by_words["as the profile"]["values"]) == 2
+    assert by_words["max-running-requests=4"]["value"] > by_words["as the profile"]["value"]
+    assert json.loads(k2("status", "--json").stdout)["jobs"] == []

@@ -1,0 +1,118 @@
+"""The tuner's reasoning: spaces are checked, the search goes one step at a time, and only a real winner wins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k2tui.config import Profile
+from k2tui.core.tuning import Space, Trial, apply, combination, drift, key_of, parse_space, planned, table, trial_from_json, trial_to_json, winner, words
+from k2tui.errors import UsageError
+from k2tui.tune.folder import TuneFolder, read_space
+
+BASE = Profile(name="p", model="/m", args=("--attention-backend", "triton", "--disable-x"), env={"NCCL_PROTO": "LL"})
+RAW: dict[str, Any] = {
+    "profile": "p",
+    "knob": [
+        {"flag": "--attention-backend", "values": ["triton", "flashinfer"]},
+        {"env": "NCCL_PROTO", "values": ["LL", "Simple", ""]},
+        {"flag": "--disable-x", "values": [True, False]},
+        {"key": "speculative_num_steps", "values": [3, 5]},
+    ],
+}
+
+
+def space(**changes: Any) -> Space:
+    return replace(parse_space(RAW, "s.toml"), **changes)
+
+
+def trial(setting: Any, *values: float, **more: Any) -> Trial:
+    return Trial(setting=setting, values=values, **more)
+
+
+def test_search_goes_one_at_a_time_then_together() -> None:
+    s = space()
+    todo = planned(s, BASE, {})
+    assert [words(t) for t in todo] == [
+        "as the profile", "attention-backend=flashinfer", "NCCL_PROTO=Simple", "no NCCL_PROTO", "no disable-x", "speculative_num_steps=5",
+    ]  # fmt: skip
+    fast, slow, base = (110.0, 111.0, 110.5), (80.0, 81.0, 80.5), (100.0, 100.5, 99.5)
+    results = {words(t): t for t in todo}
+    done = {
+        key_of(t): trial(t, *(base if name == "as the profile" else fast if name in ("NCCL_PROTO=Simple", "speculative_num_steps=5") else slow))
+        for name, t in results.items()
+    }
+    assert words(combination(s, done)) == "NCCL_PROTO=Simple, speculative_num_steps=5"
+    assert planned(s, BASE, done) == [combination(s, done)]
+    done[key_of(combination(s, done))] = trial(combination(s, done), 119.0, 120.0, 121.0)
+    assert planned(s, BASE, done) == []
+    best = winner(s, list(done.values()))
+    assert best is not None and words(best.setting) == "NCCL_PROTO=Simple, speculative_num_steps=5"
+
+
+def test_matrix_has_every_combination_once() -> None:
+    todo = planned(space(method="matrix"), BASE, {})
+    assert len(todo) == len(set(todo)) == 2 * 3 * 2 * 2
+
+
+def test_noise_and_drift_make_no_winner() -> None:
+    s = space()
+    setting = (("env", "NCCL_PROTO", "Simple"),)
+    base = trial((), 100.0, 101.0, 99.0)
+    noisy = trial(setting, 90.0, 103.0, 110.0)
+    assert winner(s, [base, noisy]) is base
+    better = trial(setting, 104.0, 104.5, 103.5)
+    assert winner(s, [base, better]) is better
+    moved = trial((), 108.0, 108.5, 107.5, is_control=True)  # the machine itself became 8 % faster
+    assert drift([base, better, moved]) == pytest.approx(0.08)
+    assert winner(s, [base, better, moved]) is base
+    assert winner(s, [trial((), state="failed"), better]) is None
+
+
+def test_less_is_better_for_latencies() -> None:
+    s = space(metric="ttft_p50_ms")
+    base, quick = trial((), 100.0, 101.0, 99.0), trial((("env", "A", "1"),), 80.0, 81.0, 79.0)
+    assert winner(s, [base, quick]) is quick
+    assert table(s, [base, quick])[1][0][0] == "★"
+
+
+def test_settings_become_argv_and_env() -> None:
+    changed = apply(BASE, (("env", "NCCL_PROTO", ""), ("flag", "--attention-backend", "flashinfer"), ("flag", "--disable-x", False), ("key", "port", 5)))
+    assert changed == {"args": ("--attention-backend", "flashinfer"), "env": {}, "port": 5}
+    with pytest.raises(UsageError, match="no key 'prot'"):
+        apply(BASE, (("key", "prot", 5),))
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"profile": ""}, "profile"), ({"knob": []}, "nothing to vary"), ({"metric": "tokens"}, "tok_s_user"), ({"repeats": 0}, "at least 1"),
+        ({"repeat": 3}, "did you mean 'repeats'"), ({"knob": [{"flag": "x", "values": [1]}]}, "begins with --"),
+        ({"knob": [{"flag": "--x", "env": "Y", "values": [1]}]}, "exactly one"), ({"knob": [{"flag": "--x"}]}, "no values"), ({"knob": [3]}, "no table"),
+    ],
+)  # fmt: skip
+def test_a_wrong_space_is_named(change: dict[str, Any], part: str) -> None:
+    with pytest.raises(UsageError) as err:
+        parse_space({**RAW, **change}, "s.toml")
+    assert "s.toml" in err.value.message and part in f"{err.value.message} {err.value.hint}"
+
+
+def test_folder_keeps_trials_through_a_torn_write(tmp_path: Path) -> None:
+    file = tmp_path / "space.toml"
+    file.write_text('profile = "tiny"\n[[knob]]\nflag = "--x"\nvalues = ["1"]\n')
+    run = TuneFolder.create(file)
+    first = trial((), 1.0, 2.0, figures={"tok_s_user": 1.5}, cause="a ü")
+    run.add(first)
+    with (run.path / "trials.jsonl").open("ab") as fh:
+        fh.write(b'{"setting": [["flag", "--x"')  # killed in the middle of a write
+    second = trial((("flag", "--x", "1"),), state="stalled", cause="silent")
+    run.add(second)
+    assert run.trials() == [first, second]
+    assert trial_from_json(trial_to_json(second)) == second
+    assert TuneFolder.find().path == run.path
+    file.write_text("profile = \n")
+    with pytest.raises(UsageError, match="line 1"):
+        read_space(file)
