@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from k2tui.tui.app import Dashboard
 
 LEAST = (80, 24)
+KEY_SIGNS = {
+    "space": "Space",
+    "exclamation_mark": "!",
+    "slash": "/",
+    "ampersand": "&",
+    "question_mark": "?",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "plus": "+",
+    "minus": "-",
+    "enter": "Enter",
+}
 
 
 class Slot(NamedTuple):
@@ -71,14 +83,17 @@ class Deck(Screen[None]):
 
     def compose(self) -> ComposeResult:
         glyphs = self.dashboard.glyphs
-        yield Bar(id="tabs")
-        for name in self.PANELS:
-            yield PanelView(panels.get(name), glyphs)
+        # kept here: a query a frame would cost more than the drawing
+        self._tabs, self._keys, self._buttons = Bar(id="tabs"), Bar(id="keys"), ButtonBar(id="buttons")
+        self._panels = [PanelView(panels.get(name), glyphs) for name in self.PANELS]
+        self._small = Lines(id="small")
+        yield self._tabs
+        yield from self._panels
         if self.HAS_LOG:
             yield LogView(glyphs=glyphs, id="panel-log")
-        yield ButtonBar(id="buttons")
-        yield Bar(id="keys")
-        yield Lines(id="small")
+        yield self._buttons
+        yield self._keys
+        yield self._small
 
     def on_mount(self) -> None:
         self._arrange()
@@ -92,7 +107,7 @@ class Deck(Screen[None]):
     def _arrange(self) -> None:
         width, height = self.app.size
         self.is_small = width < LEAST[0] or height < LEAST[1]
-        small = self.query_one("#small", Lines)
+        small = self._small
         small.display = self.is_small
         if self.is_small:
             for child in self.children:
@@ -105,9 +120,9 @@ class Deck(Screen[None]):
         if self._zoomed:
             slots = [Slot(self._zoomed, 0, 0, width, inner)]
         self._slots = {slot.name: slot for slot in slots}
-        _put(self.query_one("#tabs"), 0, 0, width, 1)
-        _put(self.query_one("#buttons"), 0, height - 2, width, 1)
-        _put(self.query_one("#keys"), 0, height - 1, width, 1)
+        _put(self._tabs, 0, 0, width, 1)
+        _put(self._buttons, 0, height - 2, width, 1)
+        _put(self._keys, 0, height - 1, width, 1)
         for widget in self.query(RowList):
             if not (widget.id or "").startswith("panel-"):
                 continue
@@ -143,11 +158,11 @@ class Deck(Screen[None]):
         width, height = self.app.size
         if not self._zoomed and list(self.place(width, height - 3)) != list(self._slots.values()):
             self._arrange()  # another number of GPUs, phases, jobs: other heights
-        self.query_one("#tabs", Bar).show([tab_line(view, self.NAME, self.dashboard.settings.banner, width)])
-        for panel in self.query(PanelView):
+        self._tabs.show([tab_line(view, self.NAME, self.dashboard.settings.banner, width)])
+        for panel in self._panels:
             if panel.display:
                 panel.draw(view)
-        self.query_one("#buttons", ButtonBar).set_buttons(self.dashboard.buttons())
+        self._buttons.set_buttons(self.dashboard.buttons())
         self.draw_keys()
         if self.HAS_LOG:
             self.draw_log(view)
@@ -157,15 +172,15 @@ class Deck(Screen[None]):
 
     def draw_keys(self) -> None:
         width = self.app.size.width
-        self.query_one("#keys", Bar).show([key_line(self._hints(), width)])
+        self._keys.show([key_line(self._hints(), width)])
 
     def _hints(self) -> list[tuple[str, str, str]]:
         hints: list[tuple[str, str, str]] = []
         focused = self.focused
         if isinstance(focused, PanelView):
-            if focused.panel.enter:
-                hints.append(("Enter", "open" if focused.panel.enter.startswith("open") else "next status", ""))
-            hints += [({"space": "Space", "exclamation_mark": "!"}.get(k, k), label, "") for k, _a, label in focused.panel.keys]
+            if focused.panel.enter.startswith("open"):
+                hints.append(("Enter", "open", ""))
+            hints += [(KEY_SIGNS.get(k, k), label, "") for k, _a, label in focused.panel.keys]
         elif isinstance(focused, LogView):
             hints += [("/", "search", ""), ("&", "filter", ""), ("e", "error", ""), ("f", "follow", ""), ("w", "wrap", "")]
         return [*hints, *self.HINTS]
@@ -180,7 +195,7 @@ class Deck(Screen[None]):
             lines.append((Seg(f"{view.state_mark(load)} {load.state.value.upper()} ", f"{STATE_ROLES[load.state]} bold"), Seg(server.title)))
         lines += [text_line(t, "warn") for t in wrap(f"The terminal is {width}x{height}; the dashboard needs {LEAST[0]}x{LEAST[1]}.", width)]
         lines += [text_line(t, "dim") for t in wrap("Enlarge it, or press q. In a small window: k2tui status.", width)]
-        self.query_one("#small", Lines).show([fit_line(x, width) for x in lines[:height]])
+        self._small.show([fit_line(x, width) for x in lines[:height]])
 
     # -- asking for a text
 
