@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mean, median
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from k2tui.core.load import Phase, PhaseSpan, ShardCount
 
@@ -91,7 +91,7 @@ class StartRecord:
         """None for anything that is not a whole record; unknown keys and phases are ignored."""
         if not isinstance(value, dict):
             return None
-        raw: dict[str, Any] = {str(k): v for k, v in value.items()}
+        raw = cast("dict[str, Any]", value)
         try:
             known = {str(p) for p in Phase}
             record = StartRecord(
@@ -108,9 +108,7 @@ class StartRecord:
                     (Phase(p), float(s)) for p, s in raw.get("phases") or () if p in known and float(s) >= 0
                 ),
                 curve=tuple((float(f), float(s)) for f, s in raw.get("curve") or ()),
-                predictions={
-                    str(k): (float(v[0]), float(v[1])) for k, v in (raw.get("predictions") or {}).items()
-                },
+                predictions={str(k): (float(v[0]), float(v[1])) for k, v in _items(raw.get("predictions"))},
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
@@ -121,6 +119,10 @@ class StartRecord:
             *(x for point in record.curve for x in point),
         ]
         return record if record.ready_s > 0 and all(math.isfinite(n) for n in numbers) else None
+
+
+def _items(value: object) -> list[tuple[Any, Any]]:
+    return list(cast("dict[Any, Any]", value).items()) if isinstance(value, dict) else []
 
 
 def time_at(curve: Sequence[tuple[float, float]], share: float) -> float | None:

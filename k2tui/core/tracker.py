@@ -194,6 +194,7 @@ class _Lane:
         self._own_stamps = False
         self._phase_left_s: float | None = None
         self.provisional: Callable[[], Bar | None] = lambda: None
+        self.before_event: Callable[[], None] = lambda: None
 
     @property
     def is_engine(self) -> bool:
@@ -243,6 +244,7 @@ class _Lane:
                 self._engine = found
         event = self._parse(line, found)
         if event is not None:
+            self.before_event()
             if start.compile_line is not None and isinstance(event, PhaseEdge | ReadyLine | Listening):
                 start.compile_line = None
             self._apply(event, line)
@@ -943,6 +945,8 @@ class LoadTracker:
         self._lane = self._open_lane("")
         self._evidence = Evidence()
         self._words: dict[str, int] = {}
+        self._batches: deque[tuple[int, bytes]] = deque(maxlen=16)
+        self._health: list[tuple[int, bytes]] = []
         self.bytes_fed = 0
 
     # --- input -----------------------------------------------------------------------------------------------------
@@ -956,33 +960,32 @@ class LoadTracker:
         for lane in self._lanes.values():
             lane.arrived(now_s)
         alone = len(self._lanes) == 1
-        batches: deque[tuple[int, bytes]] = deque(maxlen=16)
-        health: list[tuple[int, bytes]] = []
         for no, piece in self._cutter.feed(data):
             # a serving log is nearly all batch lines and access lines: the newest few say everything
             if alone and self._lane.is_serving:
                 if b" batch" in piece and _PLAIN_BATCH.search(piece):
-                    batches.append((no, piece))
+                    self._batches.append((no, piece))
                     self._lane.skipped(no, piece)
                     continue
                 if b"HTTP/1.1" in piece and _PLAIN_ACCESS.search(piece):
                     if b"GET /health" in piece:
-                        health = [(no, piece)]
+                        self._health = [(no, piece)]
                     self._lane.skipped(no, piece)
                     continue
-            if batches or health:
-                self._take_plain(batches, health)
             for line in self._reader.read(no, piece):
                 self._take(line, now_s)
             alone = len(self._lanes) == 1
-        self._take_plain(batches, health)
 
-    def _take_plain(self, batches: deque[tuple[int, bytes]], health: list[tuple[int, bytes]]) -> None:
-        for no, piece in sorted((*batches, *health)):
+    def _flush(self) -> None:
+        """The plain lines that were kept, in order, before anything else changes the state or is asked for it."""
+        if not self._batches and not self._health:
+            return
+        kept = sorted((*self._batches, *self._health))
+        self._batches.clear()
+        self._health.clear()
+        for no, piece in kept:
             for line in self._reader.read(no, piece):
                 self._lane.take(line, is_plain=True)
-        batches.clear()
-        health.clear()
 
     def feed_lines(self, lines: list[Line], now_s: float) -> None:
         """Lines that were cut and ordered by somebody else (a newest-first export turned round)."""
@@ -1011,7 +1014,7 @@ class LoadTracker:
 
     def _open_lane(self, source: str) -> _Lane:
         lane = self._lanes[source] = self._make()
-        lane.provisional = self._provisional
+        lane.provisional, lane.before_event = self._provisional, self._flush
         return lane
 
     def finish(self, now_s: float) -> None:
@@ -1042,6 +1045,7 @@ class LoadTracker:
     # --- output ----------------------------------------------------------------------------------------------------
 
     def _engines(self) -> list[tuple[str, _Lane]]:
+        self._flush()
         found = [(name, lane) for name, lane in self._lanes.items() if lane.is_engine]
         return found or list(self._lanes.items())
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from k2tui.core.diagnosis import Finding, Verdict
@@ -83,16 +85,22 @@ class Reading:
         }
 
 
-def read_whole(data: bytes, now_s: float, evidence: Evidence) -> Reading:
-    """Read a log that is not followed. A newest-first export is turned round; line numbers stay those of the file."""
+_TURNED_PIECES = 64  # an export is turned round in memory: at most this many pieces of it
+
+
+def read_whole(data: bytes | Iterable[bytes], now_s: float, evidence: Evidence) -> Reading:
+    """Read a log that is not followed, in any number of pieces. A newest-first export is turned round; line numbers stay
+    those of the file."""
     tracker = load_tracker()
     year = time.localtime(now_s).tm_year
-    head = read_lines(data[: 1 << 20], year)
-    if is_newest_first(head):
-        lines = head if len(data) <= 1 << 20 else read_lines(data, year)
-        tracker.feed_lines(turn(lines), now_s)
+    pieces = iter([data] if isinstance(data, bytes) else data)
+    first = next(pieces, b"")
+    if is_newest_first(read_lines(first[: 1 << 20], year)):
+        tracker.feed_lines(turn(read_lines(first + b"".join(islice(pieces, _TURNED_PIECES)), year)), now_s)
     else:
-        tracker.feed(data, now_s)
+        tracker.feed(first, now_s)
+        for piece in pieces:
+            tracker.feed(piece, now_s)
         tracker.finish(now_s)
     tracker.evidence(evidence)
     return Reading(tracker.view(now_s), tracker.verdict(now_s), tracker.findings())

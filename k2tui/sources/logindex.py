@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from k2tui.core.loadlines import clean
@@ -187,7 +187,7 @@ class LogFile:
             raise UsageError(
                 f"not a valid search pattern: {err}", "escape ( [ * + ? . with a backslash to search for them"
             ) from None
-        needle = _literal(pattern)
+        needle = _literal(pattern, bool(flags))
         with self._lock:
             last = self._newlines + (1 if self._ends_open else 0) - 1
         if last < 0:
@@ -252,6 +252,7 @@ class LogFile:
                     return first + 1, []  # one line over the whole block: it began earlier
                 data = data[cut + 1 :]
                 first += 1
+        quick = _plain(data)
         pieces = data.split(b"\n")
         is_last_block = offset + size >= self._indexed_b
         if not pieces[-1] and (is_last_block or offset + size >= self._size):
@@ -260,7 +261,10 @@ class LogFile:
             pieces[-1] += self._rest_of_line(fd, offset + size)
         elif not pieces[-1]:
             pieces.pop()  # ends exactly at a line's end: the next line begins in the next block
-        texts = [fold(p) for p in pieces]
+        if quick and max(map(len, pieces), default=0) <= LINE_MAX_B:
+            texts = [p.decode("ascii") if p.isascii() else fold(p) for p in pieces]
+        else:
+            texts = [fold(p) for p in pieces]
         result = (first, texts)
         self._cache[block] = result
         while len(self._cache) > CACHED_BLOCKS:
@@ -280,52 +284,68 @@ class LogFile:
             offset += len(data)
         return out
 
-    def _may_hold(self, block: int, needle: bytes) -> bool:
-        """Could a line that begins in the block hold the literal? A cheap byte search before any decoding."""
+    def _may_hold(self, block: int, needle: tuple[bytes, bool]) -> bool:
+        """Could a line that begins in the block match? A byte search before any decoding; blocks with escapes always could."""
         fd = self._fd
         if fd is None:
             return False
         data = os.pread(fd, BLOCK_B + LINE_MAX_B, block * BLOCK_B)
-        return needle in data
+        text, any_case = needle
+        return text in (data.lower() if any_case else data) or b"\x1b" in data or b"\r" in data
 
 
-def _literal(pattern: str) -> bytes | None:
-    """A byte string that every match must hold, None when the pattern is more than plain text (or case is open)."""
-    if not any(c.isupper() for c in pattern) and any(c.isalpha() for c in pattern):
-        return None
-    if re.search(r"[\\\[\](){}.*+?^$|]", pattern):
-        return None
-    return pattern.encode() if pattern.isascii() else None
+_ODD = bytes(c for c in range(256) if c < 0x20 and c != 0x0A) + b"\x7f"
+_BALD = re.compile(rb"\[\d{1,3}(?:;\d{1,3})*m")
+
+
+def _plain(data: bytes) -> bool:
+    """No control characters but newlines, and nothing that looks like a colour code without its escape."""
+    return len(data.translate(None, _ODD)) == len(data) and not _BALD.search(data)
+
+
+def _literal(pattern: str, any_case: bool) -> tuple[bytes, bool] | None:
+    """A text that every match must hold (the longest run of plain characters), None when there is no sure one."""
+    if not pattern.isascii() or re.search(r"[\\|(\[?*{]", pattern):
+        return None  # escapes, alternatives, groups, optional parts: the regex itself must look
+    runs = [run for run in re.split(r"[.^$+)\]}]", re.sub(r".\+", ".", pattern)) if run]
+    best = max(runs, key=len, default="")
+    return (best.lower() if any_case else best).encode(), any_case
 
 
 START_MARKS = (b"server_args=", b"vLLM API server version", b"[k2tui embedded engine]")
 _WHOLE_B = 32 << 20
 
 
-def newest_start(path: str | Path, max_b: int = 256 << 20) -> bytes:
-    """The bytes of a log from its newest start on (a few lines before it included), at most the last max_b.
-
-    Small files (32 MiB) come whole: earlier starts are worth knowing then.
-    """
+def newest_start_at(path: str | Path, max_b: int = 256 << 20) -> int:
+    """Offset of a line a little before a log's newest start; at most max_b from the end. 0 for small files (32 MiB):
+    their earlier starts are worth knowing."""
     with open(path, "rb") as fh:
         size = os.fstat(fh.fileno()).st_size
         if size <= _WHOLE_B:
-            return fh.read()
-        end, step, found = size, 8 << 20, -1
+            return 0
+        end, found = size, -1
         while end > 0 and found < 0 and size - end < max_b:
-            start = max(0, end - step)
+            start = max(0, end - BLOCK_B)
             fh.seek(start)
             data = fh.read(min(end + 64, size) - start)
             at = max(data.rfind(mark) for mark in START_MARKS)
-            if at >= 0:
-                found = start + at
+            found = start + at if at >= 0 else -1
             end = start
-        begin = max(0, (found if found >= 0 else size - _WHOLE_B) - (64 << 10))
-        begin = max(begin, size - max_b)
+        begin = max(0, (found if found >= 0 else size - _WHOLE_B) - (64 << 10), size - max_b)
+        if begin == 0:
+            return 0
         fh.seek(begin)
-        data = fh.read(size - begin)
-        cut = data.find(b"\n") + 1 if begin else 0
-        return data[cut:]
+        return begin + fh.read(1 << 20).find(b"\n") + 1
 
 
-__all__ = ["START_MARKS", "K2Error", "LogFile", "fold", "newest_start"]
+def chunks(path: str | Path, begin: int = 0, chunk_b: int = 1 << 20) -> Iterator[bytes]:
+    """The file from `begin` to its end as it is now, in pieces."""
+    with open(path, "rb") as fh:
+        left = os.fstat(fh.fileno()).st_size - begin
+        fh.seek(begin)
+        while left > 0 and (data := fh.read(min(chunk_b, left))):
+            left -= len(data)
+            yield data
+
+
+__all__ = ["START_MARKS", "K2Error", "LogFile", "fold", "chunks", "newest_start_at"]

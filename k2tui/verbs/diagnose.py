@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -85,29 +85,20 @@ def _fits(key: str, value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _read_log(name: str, now_s: float) -> tuple[bytes, float | None]:
+def _read_log(name: str, now_s: float) -> tuple[Iterable[bytes], float | None]:
     """The bytes that decide, and how long ago the file last changed (None for a stream)."""
-    from k2tui.sources.logindex import newest_start
-    from k2tui.sources.tail import READ_B, Tail
+    from k2tui.sources.logindex import chunks, newest_start_at
+    from k2tui.sources.tail import Tail
 
     if name == "-":
-        keep = 64 << 20
-        data = bytearray()
-        while chunk := sys.stdin.buffer.read(READ_B):
-            data += chunk
-            if len(data) > 2 * keep:
-                del data[:-keep]
-        return bytes(data), None
+        return iter(lambda: sys.stdin.buffer.read(1 << 20), b""), None
     with Tail(name) as tail:
         if tail.is_missing:
             raise K2Error(f"no such file: {name}", "check the path")
-        size = tail.size()
-        if size is None:
-            raise K2Error(
-                f"{name} is not a regular file", f"read it through standard input: k2tui diagnose - < {name}"
-            )
+        if tail.size() is None:
+            raise K2Error(f"{name} is not a regular file", f"read it through standard input: k2tui diagnose - < {name}")
         modified = tail.modified_s()
-        return newest_start(name), None if modified is None else max(0.0, now_s - modified)
+    return chunks(name, newest_start_at(name)), None if modified is None else max(0.0, now_s - modified)
 
 
 def _print(answer: dict[str, Any], sentence: str) -> None:
