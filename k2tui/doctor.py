@@ -88,19 +88,10 @@ def check_system() -> Iterator[Finding]:
             "installed here" if found else "not in this environment",
             "" if found else f"pip install 'k2tui[{extra}]', or name another interpreter by `python` in the profile",
         )
-    try:
-        import pynvml
+    from k2tui.doctor_gpu import check_gpus
 
-        try:
-            pynvml.nvmlInit()
-            count = pynvml.nvmlDeviceGetCount()
-            driver = pynvml.nvmlSystemGetDriverVersion()
-            pynvml.nvmlShutdown()
-            yield Finding("GPU driver", Severity.OK, f"{count} GPU{'s' if count != 1 else ''}, driver {driver}")
-        except pynvml.NVMLError as err:
-            yield Finding("GPU driver", Severity.INFO, f"no NVIDIA GPU can be read: {err}", "normal on a laptop; the embedded engine runs on the CPU")
-    except ImportError:
-        yield Finding("GPU driver", Severity.WARNING, "the package nvidia-ml-py is missing", "pip install nvidia-ml-py")
+    for check, severity, evidence, todo in check_gpus():
+        yield Finding(check, Severity(severity), evidence, todo)
     state = paths.state_dir()
     probe = state
     while not probe.exists():
@@ -135,6 +126,10 @@ def check_profile(profile: Profile) -> Iterator[Finding]:
     yield from _check_model("model", resolve_model(profile.model))
     if profile.draft:
         yield from _check_model("draft", resolve_model(profile.draft))
+    from k2tui.doctor_gpu import check_links
+
+    for check, severity, evidence, todo in check_links(profile.gpus, profile.tp_size if profile.engine != "local" else 1):
+        yield Finding(check, Severity(severity), evidence, todo)
     owner = port_owner(profile.host, profile.port)
     yield Finding(
         "port",

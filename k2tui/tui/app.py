@@ -48,6 +48,7 @@ DEFAULT_STAGES = (
     StageInfo("extract", "Extract", "x", unavailable="this build has no extraction stage yet"),
     StageInfo("train", "Train", "t", unavailable="this build has no training stage yet"),
 )
+ALWAYS_SHOWN = ("serve", "bench", "extract", "train")  # as buttons, even on 80 columns
 SHORT_TITLES = {"serve": "Start", "bench": "Bench", "prepare": "Prep", "extract": "Extract", "train": "Train", "evaluate": "Eval"}
 
 
@@ -174,6 +175,8 @@ class Dashboard(QuietApp):
         if since_key < KEY_GLOW_S:
             return KEY_GAP_S
         deck = self.deck
+        if deck is not None and deck.NAME == "gpu":
+            return IDLE_GAP_S  # its figures come once a second
         if since_key < WATCHED_S or (deck is not None and deck.NAME in ("log", "jobs")):
             return WATCHED_GAP_S
         return IDLE_GAP_S
@@ -287,7 +290,7 @@ class Dashboard(QuietApp):
         for stage in [*self.stages, *(s for s in DEFAULT_STAGES if s.name not in known)]:
             key = STAGE_KEYS.get(stage.name, "") or (stage.key if stage.key not in taken else "")
             title = SHORT_TITLES.get(stage.name, stage.title)
-            out.append(Button(key or " ", title, f"stage('{stage.name}')", not stage.unavailable))
+            out.append(Button(key, title, f"stage('{stage.name}')", not stage.unavailable, stage.name not in ALWAYS_SHOWN))
             if stage.name == "serve":
                 out.append(Button("S", "Stop", "stop_server", self._living_server() is not None))
         out.append(Button("r", "Retry", "retry", any(j.state.is_final for j in self.snap.jobs)))
