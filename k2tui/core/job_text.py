@@ -183,5 +183,7 @@ def to_json(job: Job) -> dict[str, Any]:
 
 
 def exit_code_of(job: Job) -> int:
-    """What `jobs wait` returns for an ended job."""
-    return 0 if job.state is JobState.SUCCEEDED else 1
+    """What `jobs wait` returns for an ended job: its own exit code where it has one, else 1."""
+    if job.state is JobState.SUCCEEDED:
+        return 0
+    return job.exit_code if job.exit_code is not None and job.exit_code > 0 else 1

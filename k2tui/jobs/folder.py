@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import threading
 import time
@@ -22,10 +21,8 @@ from typing import Any
 from k2tui import paths
 from k2tui.core import journal
 from k2tui.core.job import Job, JobSpec, JobState, Progress
-from k2tui.core.job_mask import MASK, mask_argv, mask_env, mask_text
 from k2tui.errors import K2Error, UsageError
-from k2tui.files import write_json
-from k2tui.jobs import conditions, procs, scope
+from k2tui.jobs import procs
 from k2tui.jobs.locks import is_held
 from k2tui.jobs.start import PACKAGE_ROOT, keeper_argv, start_adopter
 from k2tui.jobs.state import as_object, read_events, read_job, read_json, read_spec
@@ -121,6 +118,8 @@ def _check(spec: JobSpec) -> None:
         raise UsageError(f"kind {spec.kind!r} is unknown", "kinds: task, server")
     if spec.restart not in ("never", "on-failure", "always"):
         raise UsageError(f"restart {spec.restart!r} is unknown", "restart: never, on-failure, always")
+    from k2tui.jobs import conditions, scope
+
     for condition in (*spec.requires, *spec.ensures):
         conditions.check_form(condition)
     if spec.scope:
@@ -140,6 +139,11 @@ def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
     spec.id may be "" (one is made). env: the environment of the work, by default this process's own; spec.env comes on top.
     Raises K2Error (disk full, no permission) or UsageError; nothing is left behind then.
     """
+    import shutil
+
+    from k2tui.core.job_mask import mask_argv, mask_env, mask_text
+    from k2tui.files import write_json
+
     _check(spec)
     root = paths.ensure_dir(paths.jobs_dir())
     after = tuple(folder_of(i).name for i in spec.after)
@@ -201,7 +205,10 @@ def _is_told() -> bool:
 
 
 def _start_keeper(folder: Path, spec: JobSpec, env: Mapping[str, str], lock_fd: int) -> None:
+    import shutil
     import subprocess
+
+    from k2tui.jobs import scope
 
     handed = json.dumps({"spec": journal.spec_to_json(spec), "env": dict(env), "tell": _is_told()}).encode()
     argv = [*keeper_argv(folder), "--lock-fd", str(lock_fd)]
@@ -391,6 +398,8 @@ def stop(job_id: str, *, wait_s: float = 0, by: str = "the user") -> Job:
     job = read_job(folder)
     if job.state.is_final:
         return job
+    from k2tui.files import write_json
+
     try:
         write_json(folder / "stop.json", {"by": by, "at_s": time.time()})
     except OSError:
@@ -453,6 +462,8 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None) -> str:
     the command comes from K2TUI_SECRET_<FLAG> (`--api-key` -> K2TUI_SECRET_API_KEY). UsageError says which is missing.
     The work sees K2TUI_RETRY_OF (the old job's folder), for stages that can go on where it ended.
     """
+    from k2tui.core.job_mask import MASK
+
     folder = folder_of(job_id)
     spec = read_spec(folder)
     given = os.environ if env is None else env
@@ -506,6 +517,8 @@ def delete(job_id: str, *, force: bool = False) -> None:
         force and job.state is JobState.ORPHANED and not is_held(folder / "lock")
     ):
         raise K2Error(f"job {folder.name} is {job.state}", f"stop it first: k2tui jobs stop {folder.name}")
+    import shutil
+
     gone = folder.with_name(f".gone-{folder.name}-{os.getpid()}")
     os.rename(folder, gone)  # no reader meets half a folder
     shutil.rmtree(gone, ignore_errors=True)

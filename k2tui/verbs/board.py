@@ -163,7 +163,12 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print(
             json.dumps(
-                {"path": board.path, "title": board.title, "tasks": [_object(t) for _, t in shown]},
+                {
+                    "schema": 1,
+                    "path": board.path,
+                    "title": board.title,
+                    "tasks": [_object(t) for _, t in shown],
+                },
                 ensure_ascii=False,
                 indent=1,
             )
@@ -191,7 +196,9 @@ def _done(args: argparse.Namespace, plan: PlanFile, task_id: str) -> int:
     for number, task in enumerate(board.tasks, 1):
         if task.id == task_id:
             print(
-                json.dumps(_object(task), ensure_ascii=False, indent=1) if args.json else _line(number, task)
+                json.dumps({"schema": 1, **_object(task)}, ensure_ascii=False, indent=1)
+                if args.json
+                else _line(number, task)
             )
     return 0
 
@@ -253,7 +260,7 @@ def _find(args: argparse.Namespace) -> int:
 
     found = find_plans(Path.cwd())
     if args.json:
-        print(json.dumps([str(p) for p in found], ensure_ascii=False, indent=1))
+        print(json.dumps({"schema": 1, "plans": [str(p) for p in found]}, ensure_ascii=False, indent=1))
     else:
         for path in found:
             print(plain(str(path)))

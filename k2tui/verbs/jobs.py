@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=1))
+    print(json.dumps({"schema": 1, **value}, ensure_ascii=False, indent=1))
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -152,7 +152,7 @@ def _list(args: argparse.Namespace) -> int:
             j for j in jobs if str(j.state) == args.state or (args.state == "active" and not j.state.is_final)
         ]
     if args.json:
-        _print_json({"schema": 1, "jobs": [to_json(j) for j in jobs]})
+        _print_json({"jobs": [to_json(j) for j in jobs]})
         return 0
     total = len(jobs)
     if not args.all:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     )
     results["quiet now"] = "yes" if is_quiet(rules.quiet, notify.minute_of_day(now)) else "no"
     if args.json:
-        print(json.dumps(results, ensure_ascii=False, indent=1))
+        print(json.dumps({"schema": 1, **results}, ensure_ascii=False, indent=1))
     else:
         for name, words in results.items():
             print(f"{name:<10} {words}")

@@ -78,7 +78,7 @@ def _init(args: argparse.Namespace) -> int:
     if path.exists() and not args.force:
         raise UsageError(f"{path} is there already", "--force replaces it")
     write_whole(path, default_text(), mode=0o644)
-    print(json.dumps({"written": str(path)}) if args.json else f"wrote {path}")
+    print(json.dumps({"schema": 1, "written": str(path)}) if args.json else f"wrote {path}")
     return 0
 
 
@@ -115,7 +115,7 @@ def _plan(args: argparse.Namespace) -> int:
         ]
         print(
             json.dumps(
-                {"pipeline": chain.chain.name, "file": chain.chain.path, "steps": rows},
+                {"schema": 1, "pipeline": chain.chain.name, "file": chain.chain.path, "steps": rows},
                 ensure_ascii=False,
                 indent=1,
             )
@@ -134,9 +134,9 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _run_here(args: argparse.Namespace) -> int:
-    from k2tui.jobs import report
-
     import signal
+
+    from k2tui.jobs import report
 
     def stopped(number: int, frame: object) -> None:
         raise K2Error("the pipeline was stopped; its current step and its servers are stopped too")
@@ -153,7 +153,7 @@ def _run_here(args: argparse.Namespace) -> int:
     )
     report.report_result({"pipeline": chain.chain.name, **result})
     if args.json:
-        print(json.dumps(result, ensure_ascii=False, indent=1))
+        print(json.dumps({"schema": 1, **result}, ensure_ascii=False, indent=1))
     return 0
 
 
@@ -190,7 +190,7 @@ def _run_as_job(args: argparse.Namespace) -> int:
         )
     )
     if args.detach or args.json:
-        print(json.dumps({"id": job_id}) if args.json else job_id)
+        print(json.dumps({"schema": 1, "id": job_id}) if args.json else job_id)
         if args.detach:
             return 0
         return 0 if str(folder.wait(job_id).state) == "succeeded" else 1

@@ -47,7 +47,7 @@ def test_submit_list_show_logs_wait_delete(home: Path, capsys: Capture) -> None:
     )
     job_id = capsys.readouterr().out.strip()
     assert job_id.endswith("-demo")
-    assert call("jobs", "wait", "demo", "--timeout", "20") == 1
+    assert call("jobs", "wait", "demo", "--timeout", "20") == 4
     assert f"{job_id} failed: exit 4" in capsys.readouterr().out
     assert call("jobs", "list") == 0
     row = capsys.readouterr().out.splitlines()[1]
