@@ -40,6 +40,7 @@ class PanelView(RowList):
             view.server_key,
             view.task_id,
             (view.gpu_sort, view.gpu_index, view.gpu_span),
+            view.bench,
             int(view.now_s) if panel.ticks else int(view.now_s) // 5,
             [getattr(snap, name) for name in panel.needs],
         )

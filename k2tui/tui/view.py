@@ -21,6 +21,17 @@ STATE_ROLES = {
 
 
 @dataclass(frozen=True, slots=True)
+class BenchPick:
+    """What the user looks at on the benchmark screen: the selected run, the run that others are measured against ("" = the
+    stored baseline), order and filter of the list."""
+
+    run_id: str = ""
+    base_id: str = ""
+    sort: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     snap: Snapshot
     now_s: float
@@ -31,6 +42,7 @@ class View:
     gpu_sort: str = ""  # a name of panels.gpus.SORTS
     gpu_index: int = -1  # the GPU that the user looks at; -1 = all of them
     gpu_span: int = 0  # which of panels.gpu.SPANS its curves show
+    bench: BenchPick = field(default_factory=BenchPick)
 
     @property
     def server(self) -> ServerView | None:

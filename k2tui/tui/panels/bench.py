@@ -1,73 +1,88 @@
-"""Benchmark rows, newest first; columns adapt to the width."""
+"""Benchmark runs: newest first, or sorted and filtered as the user picked; columns adapt to the width."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from k2tui.core.bench import BenchRow
-from k2tui.tui import format as fmt
-from k2tui.tui.lines import Cell, Column, Picture, Row, Seg, table, text_line
+from k2tui.core.bench_groups import ordered
+from k2tui.tui import benchtext as bt
+from k2tui.tui.lines import Cell, Column, Picture, Row, Seg, fit_line, table
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
 COLUMNS = (
-    Column("", 1, keep=6),
-    Column("run", 12, weight=2, keep=7, limit=40),
-    Column("conc", 4, keep=9, align=">"),
-    Column("tok/s", 6, keep=9, align=">"),
-    Column("/user", 5, keep=6, align=">"),
+    Column("", 1, keep=9),
+    Column("run", 10, weight=2, keep=10, limit=40),
+    Column("C", 5, keep=10, align=">"),
+    Column("out tok/s", 9, keep=10, align=">"),
+    Column("/user", 5, keep=9, align=">"),
     Column("TTFT50", 6, keep=8, align=">"),
     Column("p99", 6, keep=7, align=">"),
-    Column("ITL50", 6, keep=8, align=">"),
-    Column("p99", 6, keep=5, align=">"),
-    Column("accept", 6, keep=7, align=">"),
-    Column("ok", 8, keep=6, align=">"),
-    Column("req/s", 6, keep=3, align=">"),
-    Column("E2E50", 6, keep=3, align=">"),
-    Column("workload", 14, weight=1, keep=2, limit=40),
-    Column("model", 12, weight=1, keep=1, limit=40),
-    Column("at", 8, keep=4, align=">"),
+    Column("TPOT50", 6, keep=8, align=">"),
+    Column("ITLp99", 6, keep=6, align=">"),
+    Column("accept", 9, keep=7, align=">"),
+    Column("ok", 7, keep=6, align=">"),
+    Column("req/s", 5, keep=3, align=">"),
+    Column("E2E50", 6, keep=2, align=">"),
+    Column("workload", 14, weight=1, keep=4, limit=40),
+    Column("model", 10, weight=1, keep=3, limit=40),
+    Column("at", 8, keep=5, align=">"),
 )
 
 
-def _ms(value: float | None) -> Seg:
-    return Seg("n/a", "faint") if value is None else Seg(fmt.count(value))
-
-
 def _row(row: BenchRow, view: View) -> Sequence[Cell]:
-    g = view.glyphs
-    sign = g.star if row.is_baseline else (g.warn if row.flags else (g.run if row.is_partial else ""))
     wrong = bool(row.errors or row.flags)
     return (
-        Seg(sign, "accent" if row.is_baseline else ("warn" if row.flags else "info")),
-        Seg(row.label or row.run_id, "warn" if row.flags else ""),
-        fmt.count(row.concurrency, "-"),
-        Seg(fmt.count(row.output_throughput), "bold"),
-        fmt.count(row.tok_s_user),
-        _ms(row.ttft_p50_ms),
-        _ms(row.ttft_p99_ms),
-        _ms(row.itl_p50_ms),
-        _ms(row.itl_p99_ms),
-        Seg(f"{row.accept_length:.2f}", "bold") if row.accept_length else Seg("n/a", "faint"),
-        Seg(f"{row.completed}/{row.num_requests}", "warn" if wrong else "dim"),
-        fmt.count(row.request_throughput),
-        _ms(row.e2e_p50_ms),
+        bt.mark(row, view.glyphs, is_base=row.run_id == view.bench.base_id),
+        Seg(bt.name(row), "warn" if row.flags else ""),
+        Seg(bt.load(row)),
+        bt.figure(row.output_throughput, "bold"),
+        bt.figure(row.tok_s_user),
+        bt.latency(row.ttft_p50_ms),
+        bt.latency(row.ttft_p99_ms),
+        bt.figure(row.tpot_p50_ms),
+        bt.figure(row.itl_p99_ms),
+        bt.accept(row),
+        Seg(f"{row.completed}/{row.num_requests}" if row.num_requests else bt.NONE, "warn" if wrong else "dim"),
+        bt.figure(row.request_throughput),
+        bt.latency(row.e2e_p50_ms),
         Seg(row.workload, "dim"),
-        Seg(row.model, "dim"),
-        Seg(fmt.clock(row.started_s), "dim"),
+        Seg(row.model.rsplit("/", 1)[-1], "dim"),
+        Seg(bt.clock(row), "dim"),
     )
 
 
 def draw(view: View, width: int, height: int) -> Picture:
-    rows = view.snap.bench
-    if not rows:
+    every = view.snap.bench
+    if not every:
         return Picture((Row("", (Seg("No benchmark yet. ", "dim"), Seg("b", "key", "stage('bench')"), Seg(" runs one.", "dim"))),))
-    header, lines = table(COLUMNS, [(f"{r.run_id}/{i}", _row(r, view)) for i, r in enumerate(rows)], width, view.glyphs)
-    note = (Seg(f"{len(rows)} rows, ms", "dim"),)
-    flags = [Row("", text_line(f"{view.glyphs.warn} {rows[0].label or rows[0].run_id}: {'; '.join(rows[0].flags)}", "warn"))]
-    if rows[0].flags and height > len(lines) + 2:
-        lines += tuple(flags)
-    return Picture(lines, header, note)
+    rows = ordered(every, view.bench.sort, view.bench.text)
+    if not rows:
+        return Picture((Row("", (Seg("No run matches ", "dim"), Seg(view.bench.text, "warn"))),), note=(Seg("/ to change", "dim"),))
+    header, lines = table(COLUMNS, [(r.run_id, _row(r, view)) for r in rows], width, view.glyphs)
+    words = f"{len(rows)} of {len(every)} runs" if len(rows) != len(every) else f"{len(rows)} runs"
+    if view.bench.sort and view.bench.sort != "newest":
+        words += f", by {view.bench.sort}"
+    shown = rows[0] if not view.bench.run_id else (bt.picked(view) or rows[0])
+    if height > len(lines) + 2:
+        lines += (Row("", fit_line(bt.trust(shown, view.glyphs), width)),)
+    return Picture(lines, header, (Seg(f"{words}, ms", "dim"),))
 
 
-PANEL = Panel("bench", "Benchmarks", draw, needs=("bench",), order=60, selectable=True, help="Newest runs. Latencies in ms; n/a = not measured.")
+PANEL = Panel(
+    "bench",
+    "Benchmarks",
+    draw,
+    needs=("bench",),
+    order=60,
+    selectable=True,
+    keys=(
+        ("o", "screen.bench_sort", "order"),
+        ("slash", "screen.bench_filter", "filter"),
+        ("B", "screen.bench_base", "compare with"),
+        ("v", "screen.bench_view", "view"),
+        ("Y", "screen.bench_copy", "copy table"),
+    ),
+    help="Newest runs. Latencies in ms. A circle marks the baseline, a triangle a run that is not valid, an arrow an imported one.",
+)
