@@ -290,7 +290,7 @@ class Dashboard(QuietApp):
         for stage in [*self.stages, *(s for s in DEFAULT_STAGES if s.name not in known)]:
             key = STAGE_KEYS.get(stage.name, "") or (stage.key if stage.key not in taken else "")
             title = SHORT_TITLES.get(stage.name, stage.title)
-            out.append(Button(key, title, f"stage('{stage.name}')", not stage.unavailable, stage.name not in ALWAYS_SHOWN))
+            out.append(Button(key, title, f"stage('{stage.name}')", not stage.unavailable, spare=stage.name not in ALWAYS_SHOWN))
             if stage.name == "serve":
                 out.append(Button("S", "Stop", "stop_server", self._living_server() is not None))
         out.append(Button("r", "Retry", "retry", any(j.state.is_final for j in self.snap.jobs)))

@@ -95,3 +95,19 @@ def test_durations_take_five_cells(seconds: float | None, text: str) -> None:
 def test_counts_and_sizes_stay_narrow(number: float) -> None:
     assert len(fmt.count(number if number < 1e9 else 1e9)) <= 7
     assert len(fmt.size(number)) <= 5
+
+
+def test_buttons_give_way_before_they_shorten() -> None:
+    from k2tui.tui.widgets.bar import Button, button_line
+
+    row = [Button("s", "Start", "a"), Button("P", "Prep", "b", spare=True), Button("", "Tune", "c", spare=True), Button("l", "Log", "d")]
+
+    def text(cells: int) -> str:
+        line = button_line(row, cells, None)
+        assert line_width(line) == cells
+        return "".join(seg.text for seg in line).rstrip()
+
+    assert text(60) == "  s Start   P Prep   Tune   l Log"
+    assert text(30) == "  s Start   P Prep   l Log"
+    assert text(20) == "  s Start   l Log"
+    assert text(14) == "  s Sta   l Lo"

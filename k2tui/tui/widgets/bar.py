@@ -19,7 +19,7 @@ class Button:
     label: str
     action: str
     enabled: bool = True
-    active: bool = False
+    spare: bool = False  # leaves first when there is no room (it is in the palette, too)
 
 
 class Bar(Lines):
@@ -69,18 +69,27 @@ class ButtonBar(Lines, can_focus=True):
 
 
 def button_line(buttons: Sequence[Button], cells: int, chosen: int | None) -> Line:
-    """` s Start server ` as chips with a gap; labels shorten to their first word when there is no room."""
-    for labels in (
-        [b.label for b in buttons],
-        [b.label.split(" ")[0] for b in buttons],
-        [b.label.split(" ")[0][:5] for b in buttons],
-    ):
-        segs: list[Seg] = [Seg(" ")]
-        for n, (button, label) in enumerate(zip(buttons, labels, strict=True)):
-            back = "on-tab" if n == chosen else "on-key"
-            key_role = f"key bold {back}" if button.enabled else f"faint {back}"
-            text_role = f"text {back}" if button.enabled else f"faint {back}"
-            segs += [Seg(f" {button.key} ", key_role, button.action), Seg(f"{label} ", text_role, button.action), Seg(" ")]
-        if line_width(segs) <= cells:
-            break
+    """` s Start server ` as chips with a gap. Without room: spare buttons leave, then labels shorten."""
+    shown = list(enumerate(buttons))
+    segs: list[Seg] = []
+    for limit in (40, 5, 4, 3):
+        while True:
+            segs = _chips(shown, limit, chosen)
+            if line_width(segs) - 1 <= cells:
+                return fit_line(segs, cells)
+            spare = next((item for item in reversed(shown) if item[1].spare and item[0] != chosen), None)
+            if spare is None:
+                break
+            shown.remove(spare)
     return fit_line(segs, cells)
+
+
+def _chips(shown: Sequence[tuple[int, Button]], limit: int, chosen: int | None) -> list[Seg]:
+    segs: list[Seg] = [Seg(" ")]
+    for n, button in shown:
+        back = "on-tab" if n == chosen else "on-key"
+        key = f" {button.key} " if button.key else " "
+        label = button.label if limit >= 40 else button.label.split(" ")[0][:limit]
+        segs.append(Seg(key, f"key bold {back}" if button.enabled else f"faint {back}", button.action))
+        segs += [Seg(f"{label} ", f"text {back}" if button.enabled else f"faint {back}", button.action), Seg(" ")]
+    return segs
