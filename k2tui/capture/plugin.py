@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from k2tui.capture import ids as layer_ids
+from k2tui.capture.features import flat_bytes, stored
 from k2tui.capture.request import is_capture
 
 log = logging.getLogger("k2tui.capture")
@@ -408,8 +409,7 @@ class Capturer:
             if len(last):
                 parts += [(name, ticket.last_row, t) for name, t in self._features("last", ticket, last)]
             for name, at, tensor in parts:
-                flat = tensor.contiguous().clone().view(torch.uint8).numpy().reshape(-1)
-                if not ticket.put(name, at, flat, patience_s=self.patience_s):
+                if not ticket.put(name, at, flat_bytes(tensor), patience_s=self.patience_s):
                     break
 
     def _take_cuda(
@@ -532,15 +532,7 @@ class Capturer:
         return True
 
     def _features(self, name: str, ticket: Any, tensor: Any) -> list[tuple[str, Any]]:
-        """The tensors that are stored for bf16 [n, B*H]: itself, or fp8 codes and one scale a token and boundary."""
-        torch = self.torch
-        if ticket.dtype == "bf16":
-            return [(name, tensor.to(torch.bfloat16))]
-        groups = tensor.shape[-1] // self.hidden_size
-        wide = tensor.reshape(len(tensor), groups, self.hidden_size).to(torch.float32)
-        scale = wide.abs().amax(-1).clamp_min(1e-12) / 448.0
-        codes = (wide / scale[:, :, None]).to(torch.float8_e4m3fn).reshape(len(tensor), -1)
-        return [(name, codes), (f"{name}_scale", scale.contiguous())]
+        return stored(name, ticket.dtype, self.hidden_size, tensor)
 
 
 def _cpu_list(batch: Any, *names: str) -> list[int]:

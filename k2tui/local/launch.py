@@ -240,6 +240,11 @@ def _serve(args: ServerArgs) -> int:
         metrics=metrics,
         speculator=speculator,
     )
+    capture_root = None
+    if os.environ.get("K2TUI_CAPTURE_DIR"):
+        from k2tui.local.capture import attach
+
+        capture_root = attach(scheduler, model_path=args.model_path, architectures=[checkpoint.architecture])
     kv_gb = scheduler.pool.bytes_per_token * tokens / 2**30
     for size in (kv_gb, speculator.pool.bytes_per_token * tokens / 2**30) if speculator else (kv_gb,):
         log(
@@ -273,6 +278,7 @@ def _serve(args: ServerArgs) -> int:
         weight_gb=checkpoint.size_bytes / 2**30,
         kv_gb=kv_gb,
         default_sampling=_default_sampling(checkpoint.folder),
+        capture_root=capture_root,
     )
     scheduler.start()
     return _run_http(service)

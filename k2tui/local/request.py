@@ -35,10 +35,13 @@ class Request:
     stream: bool = False
     return_logprob: bool = False
     logprob_start_len: int = -1
+    top_logprobs_num: int = 0
     generator: torch.Generator | None = None
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[tuple[float, int, None]] = field(default_factory=list)
     input_logprobs: list[tuple[float | None, int, None]] = field(default_factory=list)
+    input_top_logprobs: list[list[tuple[float, int, None]] | None] = field(default_factory=list)
+    output_top_logprobs: list[list[tuple[float, int, None]]] = field(default_factory=list)
     finish_reason: dict[str, Any] | None = None
     aborted: bool = False
     created_s: float = field(default_factory=time.perf_counter)
@@ -72,6 +75,9 @@ class Request:
         if self.return_logprob:
             info["input_token_logprobs"] = self.input_logprobs
             info["output_token_logprobs"] = list(self.output_logprobs)
+            if self.top_logprobs_num:
+                info["input_top_logprobs"] = list(self.input_top_logprobs)
+                info["output_top_logprobs"] = list(self.output_top_logprobs)
         if self.verify_ct:
             proposed = self.verify_ct * num_steps
             info |= {

@@ -267,6 +267,9 @@ class Scheduler:
             torch.arange(begin - 1, len(ids) - 1), torch.tensor(ids[begin:], dtype=torch.long)
         ].tolist()
         request.input_logprobs = first + [(s, t, None) for s, t in zip(scores, ids[begin:], strict=True)]
+        if request.top_logprobs_num:
+            rows = [_top(row, request.top_logprobs_num) for row in table[begin - 1 : len(ids) - 1]]
+            request.input_top_logprobs = [*([None] if start == 0 else []), *rows]
 
     def _decode(self) -> None:
         if self.speculator is not None:
@@ -324,8 +327,8 @@ class Scheduler:
             correct = len(new) - 1
             request.verify_ct += 1
             request.correct_drafts += correct
-            if not request.histogram:
-                request.histogram = [0] * width
+            # as long as the longest chain so far, as SGLang's
+            request.histogram += [0] * (correct + 1 - len(request.histogram))
             request.histogram[correct] += 1
             self._log_verify += 1
             self._log_correct += correct
@@ -360,8 +363,10 @@ class Scheduler:
         for place, token in enumerate(tokens):
             request.output_ids.append(token)
             if request.return_logprob:
-                score = torch.log_softmax(logits[place].float(), -1)[token]
-                request.output_logprobs.append((float(score), token, None))
+                table = torch.log_softmax(logits[place].float(), -1)
+                request.output_logprobs.append((float(table[token]), token, None))
+                if request.top_logprobs_num:
+                    request.output_top_logprobs.append(_top(table, request.top_logprobs_num))
             if not params.ignore_eos and (token in self.eos_ids or token in params.stop_token_ids):
                 shown = request.output_ids if params.no_stop_trim else request.output_ids[:-1]
                 self._finish(request, {"type": "stop", "matched": token}, shown)
@@ -450,3 +455,9 @@ class Scheduler:
                 f"gen throughput (token/s): {throughput:.2f}, #queue-req: {len(self.waiting)}"
             )
         self._restart_interval()
+
+
+def _top(logprobs: torch.Tensor, count: int) -> list[tuple[float, int, None]]:
+    """SGLang's triples (logprob, token, None) of the likeliest tokens, likeliest first."""
+    found = logprobs.topk(min(count, logprobs.shape[-1]))
+    return [(float(v), int(i), None) for v, i in zip(found.values, found.indices, strict=True)]

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ class Service:
     weight_gb: float
     kv_gb: float
     default_sampling: dict[str, Any] = field(default_factory=dict)
+    capture_root: Path | None = None  # where hidden states are captured; None = off
     status: str = "starting"
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -75,6 +77,7 @@ class Service:
         stream: bool = False,
         return_logprob: bool = False,
         logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
     ) -> Request:
         if not input_ids:
             raise BadRequest("The prompt is empty: at least one token is needed.")
@@ -113,6 +116,7 @@ class Service:
             stream=stream,
             return_logprob=return_logprob,
             logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
             generator=generator,
         )
 
@@ -378,10 +382,13 @@ async def generate(http: HttpRequest) -> Response:
         raise BadRequest("sampling_params must be an object or a list of objects.")
     params = [_params(service, {**service.default_sampling, **p}) for p in raw]
     rids = _spread(body.get("rid"), count, "rid")
-    if not all(r is None or (isinstance(r, str) and 0 < len(r) <= 200) for r in rids):
-        raise BadRequest("rid must be a string of at most 200 characters, or a list of them.")
+    if not all(r is None or (isinstance(r, str) and 0 < len(r) <= 16384) for r in rids):
+        raise BadRequest("rid must be a string of at most 16384 characters, or a list of them.")
     logprobs = _spread(body.get("return_logprob"), count, "return_logprob")
     starts = _spread(body.get("logprob_start_len", -1), count, "logprob_start_len")
+    tops = _spread(body.get("top_logprobs_num", 0) or 0, count, "top_logprobs_num")
+    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= 100 for n in tops):
+        raise BadRequest("top_logprobs_num must be an integer from 0 to 100, or a list of them.")
 
     for start, prompt in zip(starts, prompts, strict=True):
         if isinstance(start, bool) or not isinstance(start, int) or not -1 <= start <= len(prompt):
@@ -399,6 +406,7 @@ async def generate(http: HttpRequest) -> Response:
                 stream=streaming,
                 return_logprob=bool(logprobs[i]),
                 logprob_start_len=starts[i],
+                top_logprobs_num=tops[i],
             )
 
         build(lambda _: None)  # a bad request is refused before anything starts
@@ -522,11 +530,8 @@ def _wants_usage(body: Mapping[str, Any]) -> bool:
     return bool(options.get("include_usage"))
 
 
-async def chat_completions(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
-    _gate(service)
-    body = await _body(http)
-    model = _check_model(service, body)
+def _render(service: Service, body: Mapping[str, Any]) -> list[int]:
+    """Token ids of a body's messages, through the chat template, with the assistant's turn opened."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a non-empty list.")
@@ -551,9 +556,36 @@ async def chat_completions(http: HttpRequest) -> Response:
     if not isinstance(extra, dict):
         raise BadRequest("chat_template_kwargs must be an object.")
     try:
-        prompt = service.tokenizer.chat(plain, extra)
+        tools = {"tools": body["tools"]} if body.get("tools") else {}
+        return service.tokenizer.chat(plain, {**tools, **extra})
     except ValueError as err:
         raise BadRequest(str(err))
+
+
+async def tokenize(http: HttpRequest) -> Response:
+    """Ids of a prompt, or of chat messages exactly as /v1/chat/completions renders them."""
+    service: Service = http.app.state.service
+    body = await _body(http)
+    if body.get("messages") is not None:
+        kwargs = dict(body.get("chat_template_kwargs") or {})
+        if body.get("add_generation_prompt") is not None:
+            kwargs["add_generation_prompt"] = bool(body["add_generation_prompt"])
+        ids = _render(service, {**body, "chat_template_kwargs": kwargs})
+    elif isinstance(body.get("prompt"), str):
+        ids = service.tokenizer.encode(
+            body["prompt"], add_special_tokens=bool(body.get("add_special_tokens", True))
+        )
+    else:
+        raise BadRequest("prompt (a string) or messages is needed.")
+    return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.scheduler.context_len})
+
+
+async def chat_completions(http: HttpRequest) -> Response:
+    service: Service = http.app.state.service
+    _gate(service)
+    body = await _body(http)
+    model = _check_model(service, body)
+    prompt = _render(service, body)
     params = _openai_params(
         service, body, _max_tokens(service, body, ("max_completion_tokens", "max_tokens"), prompt, 0)
     )
@@ -934,6 +966,8 @@ _ROUTES = [
     Route("/generate", generate, methods=["POST", "PUT"]),
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/v1/tokenize", tokenize, methods=["POST"]),
     Route("/flush_cache", flush_cache, methods=["GET", "POST"]),
     Route("/abort_request", abort_request, methods=["POST"]),
     Route("/freeze_gc", freeze_gc, methods=["GET", "POST"]),
@@ -942,8 +976,13 @@ _PATHS = frozenset(route.path for route in _ROUTES)
 
 
 def make_app(service: Service) -> ASGIApp:
+    routes = list(_ROUTES)
+    if service.capture_root is not None:
+        from k2tui.local.capture import routes as capture_routes
+
+        routes += capture_routes(service.capture_root)
     app = Starlette(
-        routes=_ROUTES,
+        routes=routes,
         exception_handlers={
             BadRequest: _on_bad_request,
             HTTPException: _on_http_error,
