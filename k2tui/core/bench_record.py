@@ -341,6 +341,8 @@ def throughput_interval(ok: Sequence[RequestRecord], start: int, end: int) -> tu
 def _speed_interval(ok: Sequence[RequestRecord]) -> tuple[float, float] | None:
     """95 % interval of tok_s_user from inside one run: blocks of requests in the order in which they ended."""
     ordered = sorted((r for r in ok if r.tpot_ns), key=lambda r: r.t_last_ns)
+    if not ordered:
+        return None
     est = block_bootstrap([(r.tpot_ns or 0.0) / 1e6 for r in ordered], draws=500)
     if est.lo is None or est.hi is None or est.lo <= 0:
         return None

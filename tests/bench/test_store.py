@@ -103,6 +103,24 @@ def test_tokens_of_a_chunk_share_its_gap() -> None:
     assert found["tokens_per_chunk.v1", "value"] == pytest.approx(7 / 3)
 
 
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_few_tokens_at_one_moment_have_no_speed(n: int) -> None:
+    """All tokens of a request in one read: no gap was seen, and none is made up."""
+    r = RequestRecord(
+        0,
+        0,
+        0,
+        t_first_ns=MS,
+        t_last_ns=MS,
+        output_tokens=n,
+        asked_tokens=n,
+        stamps_ns=array("q", [MS] * n),
+        tokens=array("i", [1] * n),
+    )
+    found = {(m.name, m.stat): m.value for m in summarize([r])}
+    assert ("tok_s_user.v1", "value") not in found
+
+
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     path = tmp_path / "x" / "r.db"
     with BenchDb(path) as db:
