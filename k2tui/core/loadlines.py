@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby, pairwise
@@ -48,7 +48,7 @@ _ANSI = re.compile(
 )
 # colour codes whose escape byte was eaten by a copy and paste
 _ANSI_BALD = re.compile(r"\[[0-9]{1,3}(?:;[0-9]{1,3})*m(?=\S|\s|$)")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_BLANKS = "\t\xa0\u2002\u2003\u2009\u202f\u3000"
 _CUT = re.compile(
     r"(?<=[^\s(\[<'\"=])(?=\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d)|(?<=\])(?= ?\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d)"
 )
@@ -122,8 +122,9 @@ def clean(text: str) -> str:
         text = _ANSI.sub("", text)
     if "m" in text and "[" in text:
         text = _ANSI_BALD.sub("", text)
-    text = text.replace("\t", " ")
-    return text if text.isascii() and text.isprintable() else _CONTROL.sub("", text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c in _BLANKS else "" for c in text)
 
 
 class _Clock:
@@ -287,28 +288,46 @@ class LineCutter:
         self._dropped = 0
         self.line_no = 1  # number of the physical line that the next byte belongs to
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """(line number, piece) for every piece that is complete: ended by a carriage return or a newline."""
+    def feed(self, data: bytes) -> Iterable[tuple[int, bytes]]:
+        """(line number, piece) for every piece that is complete: ended by a carriage return or a newline; some are empty."""
         last = max(data.rfind(b"\n"), data.rfind(b"\r"))
         if last < 0:
             self._keep(data)
-            return
-        block = data[: last + 1]
-        has_return = b"\r" in block
-        lines = block.split(b"\n")
-        for index, line in enumerate(lines):
-            is_last = index == len(lines) - 1
-            if has_return and b"\r" in line:
-                pieces = line.split(b"\r")
-                for piece in pieces[:-1]:
-                    yield from self._out(piece)
-                line = pieces[-1]
-            if is_last:
-                self._keep(line)
-            else:
-                yield from self._out(line)
-                self.line_no += 1
+            return ()
+        if b"\r" in data:
+            return self._feed_returns(data, last)
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if self._head:
+            lines[0] = next((piece for _, piece in self._out(lines[0])), b"")
+        first = self.line_no
+        self.line_no += len(lines)
+        if max(map(len, lines)) > HEAD_B + TAIL_B:
+            lines = [n if len(n) <= HEAD_B + TAIL_B else n[:HEAD_B] + b" ... " + n[-TAIL_B:] for n in lines]
+        self._keep(rest)
+        return enumerate(lines, first)
+
+    def _feed_returns(self, data: bytes, last: int) -> list[tuple[int, bytes]]:
+        out: list[tuple[int, bytes]] = []
+        longest = HEAD_B + TAIL_B
+        lines = data[: last + 1].split(b"\n")
+        tail = lines.pop()
+        for line in lines:
+            if b"\r" in line:
+                for piece in line.split(b"\r"):
+                    out.extend(self._out(piece))
+            elif self._head or len(line) > longest:
+                out.extend(self._out(line))
+            elif line:
+                out.append((self.line_no, line))
+            self.line_no += 1
+        if b"\r" in tail:
+            *pieces, tail = tail.split(b"\r")
+            for piece in pieces:
+                out.extend(self._out(piece))
+        self._keep(tail)
         self._keep(data[last + 1 :])
+        return out
 
     def _out(self, piece: bytes) -> Iterator[tuple[int, bytes]]:
         if self._head:

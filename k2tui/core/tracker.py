@@ -959,22 +959,38 @@ class LoadTracker:
         self._reader.year = _year_of(now_s)
         for lane in self._lanes.values():
             lane.arrived(now_s)
-        alone = len(self._lanes) == 1
+        serving = len(self._lanes) == 1 and self._lane.is_serving
+        passed: tuple[int, bytes] | None = None
         for no, piece in self._cutter.feed(data):
-            # a serving log is nearly all batch lines and access lines: the newest few say everything
-            if alone and self._lane.is_serving:
-                if b" batch" in piece and _PLAIN_BATCH.search(piece):
+            # a serving log is nearly all batch lines, access lines and chatter: the newest few say everything
+            if serving and piece[:1] == b"[" and piece.find(b"[", 1) < 0:
+                if b" batch, #" in piece or b" batch. #" in piece:
                     self._batches.append((no, piece))
-                    self._lane.skipped(no, piece)
+                    passed = (no, piece)
                     continue
-                if b"HTTP/1.1" in piece and _PLAIN_ACCESS.search(piece):
-                    if b"GET /health" in piece:
-                        self._health = [(no, piece)]
-                    self._lane.skipped(no, piece)
-                    continue
+                if b'HTTP/1.1" ' in piece:
+                    if b'HTTP/1.1" 5' not in piece:
+                        if b"GET /health" in piece:
+                            self._health = [(no, piece)]
+                        passed = (no, piece)
+                        continue
+                else:
+                    for word in _WORTH_READING:
+                        if word in piece:
+                            break
+                    else:
+                        passed = (no, piece)
+                        continue
+            elif not piece:
+                continue
+            if passed is not None:
+                self._lane.skipped(*passed)
+                passed = None
             for line in self._reader.read(no, piece):
                 self._take(line, now_s)
-            alone = len(self._lanes) == 1
+            serving = len(self._lanes) == 1 and self._lane.is_serving
+        if passed is not None:
+            self._lane.skipped(*passed)
 
     def _flush(self) -> None:
         """The plain lines that were kept, in order, before anything else changes the state or is asked for it."""
@@ -1139,8 +1155,13 @@ _REQUEST_PATHS = frozenset(
         "/v1/messages",
     }
 )
-_PLAIN_BATCH = re.compile(rb"^[^\r%]{0,120}(?:Decode|Prefill) batch[^\[\x1b]*$")
-_PLAIN_ACCESS = re.compile(rb'^\[[\d :.TPDE-]+\] INFO: +[\d.:a-f]+ - "[A-Z]+ /[^"\[]*" [1-4]\d\d')
+# a line of a serving log that holds none of these says nothing about the state
+_WORTH_READING = (
+    b"rror", b"xception", b"ailed", b"ailure", b"atal", b"raceback", b"File ", b"killed", b"Kill", b"kill_", b"llegal", b"xit", b"SIG", b"ignal", b"out of", b"emory",
+    b"timeout", b"imed out", b"raph", b"server_args", b"fired up", b"Load", b"Init", b"shard", b"%", b"hutting", b"hutdown", b"ccept len",
+    b"tarted server", b"Uvicorn", b"NCCL", b"Xid", b"lost", b"refused", b"closed", b"abort", b"Abort", b"enied", b"vLLM", b"k2tui", b"KV ",
+    b"used by", b"drain", b"exiting", b"watchdog", b"Watchdog", b"JIT", b"ompil", b"orrupt", b"issing", b"nan", b"NaN", b"invalid", b"nsupported",
+)  # fmt: skip
 
 
 def _year_of(now_s: float) -> int:
