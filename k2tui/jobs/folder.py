@@ -24,7 +24,7 @@ from k2tui.core.job import Job, JobSpec, JobState, Progress
 from k2tui.errors import K2Error, UsageError
 from k2tui.jobs import procs
 from k2tui.jobs.locks import is_held
-from k2tui.jobs.start import PACKAGE_ROOT, keeper_argv, start_adopter
+from k2tui.jobs.start import NAME_TAKEN, PACKAGE_ROOT, keeper_argv, start_adopter
 from k2tui.jobs.state import as_object, read_events, read_job, read_json, read_spec
 
 _EPOCH_MS = 1_735_689_600_000  # 2025-01-01
@@ -155,6 +155,7 @@ def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
     )
     if spec.id and not _ID.fullmatch(spec.id):
         raise UsageError(f"job id {spec.id!r} is no plain name", "letters, digits, dot, dash and underscore")
+    _clear_unborn(root)
     for _ in range(100):
         job_id = spec.id or new_id(spec.stage)
         tmp = root / f".new-{job_id}-{os.getpid()}-{threading.get_ident()}"
@@ -170,17 +171,13 @@ def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
             lock_fd = os.open(tmp / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             # taken before it is handed on, so that a fresh job never looks dead
             fcntl.flock(lock_fd, fcntl.LOCK_EX)
-            try:
-                os.rename(tmp, root / job_id)
-            except OSError as err:
-                if err.errno in (17, 39):  # EEXIST, ENOTEMPTY: two submitters in one millisecond
-                    if spec.id:
-                        raise UsageError(f"job {job_id!r} is already there")
-                    shutil.rmtree(tmp, ignore_errors=True)
-                    continue
-                raise
-            _start_keeper(root / job_id, named, base_env, lock_fd)
-            return job_id
+            if _start_keeper(tmp, named, base_env, lock_fd):
+                return job_id
+            if spec.id:
+                raise UsageError(f"job {job_id!r} is already there")
+            shutil.rmtree(
+                tmp, ignore_errors=True
+            )  # two submitters in one millisecond: the next number is free
         except OSError as err:
             shutil.rmtree(tmp, ignore_errors=True)
             raise _disk_words(err, root)
@@ -204,10 +201,24 @@ def _is_told() -> bool:
     return bool(settings.command or settings.webhook)
 
 
-def _start_keeper(folder: Path, spec: JobSpec, env: Mapping[str, str], lock_fd: int) -> None:
+def _clear_unborn(root: Path) -> None:
+    """Remove what submitters left that were killed before there was a job."""
     import shutil
-    import subprocess
 
+    for path in root.glob(".new-*"):
+        try:
+            if time.time() - path.stat().st_mtime > 3600 and not is_held(path / "lock"):
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue
+
+
+def _start_keeper(folder: Path, spec: JobSpec, env: Mapping[str, str], lock_fd: int) -> bool:
+    """Start the keeper on an unborn folder; it gives it its name. False when that name is taken. Raises K2Error.
+
+    A job is seen only once its keeper has everything: a submitter that is killed leaves no job or a whole one. A hang-up of
+    the terminal waits meanwhile.
+    """
     from k2tui.jobs import scope
 
     handed = json.dumps({"spec": journal.spec_to_json(spec), "env": dict(env), "tell": _is_told()}).encode()
@@ -216,10 +227,25 @@ def _start_keeper(folder: Path, spec: JobSpec, env: Mapping[str, str], lock_fd: 
         argv = scope.wrap(argv, spec.id)
     # the keeper is no part of the job that may have submitted it: an outer job's sweep has to spare it
     own = {k: v for k, v in os.environ.items() if k not in (procs.JOB_VAR, "K2TUI_JOB_DIR")}
+    if threading.current_thread() is threading.main_thread():
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    else:
+        held = None
+    try:
+        return _hand_over(argv, {**own, procs.KEEPER_VAR: spec.id}, handed, lock_fd, folder)
+    finally:
+        if held is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _hand_over(argv: list[str], env: Mapping[str, str], handed: bytes, lock_fd: int, folder: Path) -> bool:
+    import shutil
+    import subprocess
+
     keeper = subprocess.Popen(
         argv,
         cwd=PACKAGE_ROOT,
-        env={**own, procs.KEEPER_VAR: spec.id},
+        env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -232,6 +258,8 @@ def _start_keeper(folder: Path, spec: JobSpec, env: Mapping[str, str], lock_fd: 
         keeper.kill()
         keeper.communicate()
         said = b"it did not answer within 60 s"
+    if keeper.returncode == NAME_TAKEN:
+        return False
     if keeper.returncode != 0:
         free = os.statvfs(folder)
         full = free.f_bavail * free.f_frsize < 64 * 1024
@@ -242,6 +270,7 @@ def _start_keeper(folder: Path, spec: JobSpec, env: Mapping[str, str], lock_fd: 
             f"the job's keeper could not start: {why}",
             "nothing was started" if not full else "make room; nothing was started",
         )
+    return True
 
 
 # ---- reading

@@ -26,7 +26,7 @@ from k2tui.core.job_queue import Waiter
 from k2tui.core.job_words import exit_words
 from k2tui.jobs import conditions, procs
 from k2tui.jobs.locks import Room, is_held
-from k2tui.jobs.start import PACKAGE_ROOT, start_adopter
+from k2tui.jobs.start import NAME_TAKEN, PACKAGE_ROOT, start_adopter
 from k2tui.jobs.state import ENDED_ALONE, WORK_LOCK, fold_job, read_job
 from k2tui.jobs.writer import Journal
 
@@ -78,6 +78,19 @@ class Keeper:
         self._next_usage = 0.0
         self._own_peak_b = 0
         self._waiting_for: str | None = None
+
+    def be_born(self) -> bool:
+        """Give the folder its name, so that everybody sees the job; False when that name is taken."""
+        born = self.folder.parent / self.spec.id
+        try:
+            os.rename(self.folder, born)
+        except OSError as err:
+            if err.errno in (17, 39):  # EEXIST, ENOTEMPTY
+                return False
+            raise
+        self.folder = born
+        self.journal.moved(born)
+        return True
 
     # ---- signals and sleeping
 
@@ -576,7 +589,7 @@ def main(argv: list[str]) -> int:
     if os.fork():
         os.close(ack_w)
         os.close(lock_fd)
-        return 0 if os.read(ack_r, 1) == b"k" else 1
+        return {b"k": 0, b"t": NAME_TAKEN}.get(os.read(ack_r, 1), 1)
     os.close(ack_r)
     _detach(ack_w)
     try:
@@ -602,17 +615,22 @@ def main(argv: list[str]) -> int:
         }
         if not keeper.journal.add("keeper", **facts):
             return 1  # nothing was started: the submitter says that the disk is full
+        if not keeper.be_born():
+            os.write(ack_w, b"t")
+            return 0
         os.write(ack_w, b"k")
         os.close(ack_w)
         keeper.run()
         keeper.journal.close()
         if handed.get("tell"):
-            tell(folder, lock_fd)
+            tell(keeper.folder, lock_fd)
     except BaseException:
         import traceback
 
         try:
-            with open(folder / "keeper.log", "a", encoding="utf-8") as fh:
+            # an unborn folder has another name once it is born
+            place = folder if folder.exists() else folder.parent / spec.id
+            with open(place / "keeper.log", "a", encoding="utf-8") as fh:
                 traceback.print_exc(file=fh)
         except OSError:
             pass

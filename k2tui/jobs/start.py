@@ -8,6 +8,7 @@ from pathlib import Path
 
 from k2tui.jobs import procs
 
+NAME_TAKEN = 17  # exit code of a keeper whose job id belongs to another job already
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 

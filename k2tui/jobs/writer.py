@@ -28,6 +28,10 @@ class Journal:
     def close(self) -> None:
         os.close(self._fd)
 
+    def moved(self, folder: Path) -> None:
+        """The folder has another name now."""
+        self._ballast = folder / ".ballast"
+
     def load_ballast(self) -> None:
         """Keep some room that `add` may use when the disk is full."""
         try:

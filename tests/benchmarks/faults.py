@@ -274,10 +274,10 @@ def kill_submitter(fault: Fault, world: World, count: int) -> None:
         process = subprocess.Popen([sys.executable, "-c", code, spec_json], cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(world.random.uniform(0, 0.12))
+        time.sleep(world.random.uniform(0, 0.5))
         process.kill()
         process.communicate()
-        time.sleep(0.6)
+        time.sleep(0.8)  # a keeper that has everything goes on without its submitter
         mine = [j for j in folder.list_jobs() if str(truth) in j.spec.argv]
         if not mine:
             fault.saw("no job")
@@ -285,9 +285,7 @@ def kill_submitter(fault: Fault, world: World, count: int) -> None:
             if list(truth.glob("start.*")):
                 fault.fail("work without a job")
             return
-        judge(fault, wait_final(mine[0].spec.id), truth, may_be={JobState.SUCCEEDED, JobState.LOST})
-        if mine[0].state is JobState.LOST and list(truth.glob("start.*")):
-            fault.fail("said to be lost, but it ran")
+        judge(fault, wait_final(mine[0].spec.id), truth, may_be={JobState.SUCCEEDED})
 
     fault.jobs = count
     each(count, one, threads=2)
@@ -651,8 +649,8 @@ FAULTS: dict[str, tuple[str, Callable[[Fault, World, int], None], int]] = {
     "keeper": ("keeper killed (SIGKILL, random moment)", kill_keeper, 240),
     "work": ("work killed (SIGKILL, random moment)", kill_work, 160),
     "both": ("keeper and work killed together", kill_both, 160),
-    "submitter": ("submitting process killed", kill_submitter, 120),
-    "reader": ("dashboard-like reader and plan writer killed", kill_reader, 100),
+    "submitter": ("submitting process killed", kill_submitter, 100),
+    "reader": ("dashboard-like reader and plan writer killed", kill_reader, 60),
     "runner": ("pipeline runner killed, twice each", kill_pipeline, 10),
     "together": ("3 submitters, 2 readers, one lock, all at once", at_once, 90),
     "hangup": ("terminal hung up (pty closed)", hang_up, 30),
