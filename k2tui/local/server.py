@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from k2tui.capture.request import is_capture
 from k2tui.local.arguments import VERSION, ServerArgs, launch_command
 from k2tui.local.log import log
 from k2tui.local.metrics import Metrics, render
@@ -382,8 +383,8 @@ async def generate(http: HttpRequest) -> Response:
         raise BadRequest("sampling_params must be an object or a list of objects.")
     params = [_params(service, {**service.default_sampling, **p}) for p in raw]
     rids = _spread(body.get("rid"), count, "rid")
-    if not all(r is None or (isinstance(r, str) and 0 < len(r) <= 16384) for r in rids):
-        raise BadRequest("rid must be a string of at most 16384 characters, or a list of them.")
+    if not all(r is None or (isinstance(r, str) and 0 < len(r) <= (16384 if is_capture(r) else 200)) for r in rids):
+        raise BadRequest("rid must be a string of at most 200 characters, or a list of them.")
     logprobs = _spread(body.get("return_logprob"), count, "return_logprob")
     starts = _spread(body.get("logprob_start_len", -1), count, "logprob_start_len")
     tops = _spread(body.get("top_logprobs_num", 0) or 0, count, "top_logprobs_num")
