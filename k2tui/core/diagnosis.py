@@ -491,6 +491,10 @@ def _serving(collector: Collector, facts: Facts) -> Verdict:
     expected = facts.expected_model or facts.model
     if facts.http_checked:
         if facts.model_path is None and facts.served_model_name is None:
+            if facts.health is None and facts.is_proved:
+                return Verdict(
+                    State.DEGRADED, "serving_hang", proof, Phase.SERVING, 0.5, remedy_for("serving_hang"), "it was ready, and does not answer over HTTP now"
+                )  # fmt: skip
             if facts.health is None:
                 return Verdict(
                     State.LOADING,

@@ -70,6 +70,7 @@ class Facts:
     last_line: Line | None = None
     ready_line: Line | None = None
     answered: bool = False
+    is_proved: bool = False  # it once answered over HTTP as our model
     bind_failed: Line | None = None
     stop_line: Line | None = None
     stop_how: str = ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from k2tui.core.diagnosis import Collector, Facts, Finding, Verdict, advice_for, decide
+from k2tui.core.diagnosis import Collector, Facts, Finding, Verdict, advice_for, decide, same_model
 from k2tui.core.eta import Estimate, EtaModel, LinearEta, Progress, StartRecord
 from k2tui.core.events import (
     Answered,
@@ -158,6 +158,7 @@ class _Start:
         self.first_heartbeat_s: float | None = None
         self.last_line: Line | None = None
         self.skipped: tuple[int, bytes] | None = None
+        self.is_proved = False  # it once answered as our model
         self.bad_status: int = 0
         self.served_engine = ""
         self.drafting = False
@@ -216,6 +217,14 @@ class _Lane:
 
     def evidence(self, evidence: Evidence) -> None:
         self._evidence = evidence
+        start = self._start
+        wanted = evidence.expected_model or (start.args.model if start.args else "")
+        if (
+            start.ready_line is not None
+            and evidence.model_path
+            and (not wanted or same_model(evidence.model_path, wanted))
+        ):
+            start.is_proved = True
 
     def take(self, line: Line, *, is_plain: bool = False) -> None:
         """is_plain: a batch or health line out of thousands, of which only the newest were kept."""
@@ -728,7 +737,9 @@ class _Lane:
         rate: float | None = None
         if len(rhythm) >= 2 and rhythm[-1][0] > rhythm[0][0]:
             # the last 8 steps, and never less than 3 s: several states of a fast bar arrive together
-            since = next((i for i in range(len(rhythm) - 1, -1, -1) if rhythm[-1][0] - rhythm[i][0] >= 3.0), 0)
+            since = next(
+                (i for i in range(len(rhythm) - 1, -1, -1) if rhythm[-1][0] - rhythm[i][0] >= 3.0), 0
+            )
             recent = rhythm[min(since, max(0, len(rhythm) - 8)) :]
             if recent[-1][0] > recent[0][0]:
                 rate = (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
@@ -873,6 +884,7 @@ class _Lane:
             last_line=self._newest_line(),
             ready_line=start.ready_line,
             answered=start.answered,
+            is_proved=start.is_proved,
             bind_failed=start.bind_failed,
             stop_line=start.stop_line,
             stop_how=start.stop_how,
@@ -947,6 +959,7 @@ class LoadTracker:
         self._words: dict[str, int] = {}
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=16)
         self._health: list[tuple[int, bytes]] = []
+        self._prefix = self._prefix_shape = b"\x00"
         self.bytes_fed = 0
 
     # --- input -----------------------------------------------------------------------------------------------------
@@ -963,7 +976,8 @@ class LoadTracker:
         passed: tuple[int, bytes] | None = None
         for no, piece in self._cutter.feed(data):
             # a serving log is nearly all batch lines, access lines and chatter: the newest few say everything
-            if serving and piece[:1] == b"[" and piece.find(b"[", 1) < 0:
+            at = piece.find(b"[") if serving else -1
+            if at >= 0 and piece.find(b"[", at + 1) < 0 and (at == 0 or self._is_usual(piece[:at])):
                 if b" batch, #" in piece or b" batch. #" in piece:
                     self._batches.append((no, piece))
                     passed = (no, piece)
@@ -986,11 +1000,22 @@ class LoadTracker:
             if passed is not None:
                 self._lane.skipped(*passed)
                 passed = None
+            if at > 0 and at < 80:
+                self._prefix = piece[:at]
+                self._prefix_shape = self._prefix.translate(None, b"0123456789")
             for line in self._reader.read(no, piece):
                 self._take(line, now_s)
             serving = len(self._lanes) == 1 and self._lane.is_serving
         if passed is not None:
             self._lane.skipped(*passed)
+
+    def _is_usual(self, prefix: bytes) -> bool:
+        """The same wrapper as on the line before, apart from its clock? Names and split lines must be looked at."""
+        if prefix == self._prefix:
+            return True
+        if b"|" in prefix or b" P " in prefix or prefix[:1] == b"{":
+            return False
+        return prefix.translate(None, b"0123456789") == self._prefix_shape
 
     def _flush(self) -> None:
         """The plain lines that were kept, in order, before anything else changes the state or is asked for it."""

@@ -348,4 +348,4 @@ def chunks(path: str | Path, begin: int = 0, chunk_b: int = 1 << 20) -> Iterator
             yield data
 
 
-__all__ = ["START_MARKS", "K2Error", "LogFile", "fold", "chunks", "newest_start_at"]
+__all__ = ["START_MARKS", "K2Error", "LogFile", "chunks", "fold", "newest_start_at"]

@@ -96,7 +96,9 @@ def _read_log(name: str, now_s: float) -> tuple[Iterable[bytes], float | None]:
         if tail.is_missing:
             raise K2Error(f"no such file: {name}", "check the path")
         if tail.size() is None:
-            raise K2Error(f"{name} is not a regular file", f"read it through standard input: k2tui diagnose - < {name}")
+            raise K2Error(
+                f"{name} is not a regular file", f"read it through standard input: k2tui diagnose - < {name}"
+            )
         modified = tail.modified_s()
     return chunks(name, newest_start_at(name)), None if modified is None else max(0.0, now_s - modified)
 

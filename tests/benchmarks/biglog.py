@@ -60,13 +60,21 @@ def make(path: Path, size_b: int) -> None:
                             f"accept len: 2.{chance.randrange(99):02d}, accept rate: 0.53, cuda graph: True, gen throughput (token/s): {chance.randrange(900, 1500)}.12, #queue-req: 0\n"
                         )
                     elif kind < 0.82:
-                        block.append(f"{stamp} TP0] Prefill batch, #new-seq: 1, #new-token: 812, #cached-token: 0, token usage: 0.30, #running-req: 12, #queue-req: 0, \n")
+                        block.append(
+                            f"{stamp} TP0] Prefill batch, #new-seq: 1, #new-token: 812, #cached-token: 0, token usage: 0.30, #running-req: 12, #queue-req: 0, \n"
+                        )
                     elif kind < 0.97:
-                        block.append(f'{stamp}] INFO:     10.0.0.{chance.randrange(250)}:4{chance.randrange(9999):04d} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n')
+                        block.append(
+                            f'{stamp}] INFO:     10.0.0.{chance.randrange(250)}:4{chance.randrange(9999):04d} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+                        )
                     elif kind < 0.999:
-                        block.append(f"{stamp} TP{chance.randrange(8)}] Received output for rid={chance.random()} but the state was deleted in TokenizerManager.\n")
+                        block.append(
+                            f"{stamp} TP{chance.randrange(8)}] Received output for rid={chance.random()} but the state was deleted in TokenizerManager.\n"
+                        )
                     else:
-                        block.append(f"{stamp} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 3\n")
+                        block.append(
+                            f"{stamp} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 3\n"
+                        )
                 fh.write("".join(block).encode())
         fh.write(f"{stamp}] {MARK}\n".encode())
 
@@ -80,7 +88,13 @@ def hwm_mb(pid: int) -> float:
     return int(match[1]) / 1024 if match else 0.0
 
 
-def in_pty(argv: list[str], wanted: str, timeout_s: float = 90.0, keys: bytes = b"", env: dict[str, str] | None = None) -> tuple[float | None, float, float]:
+def in_pty(
+    argv: list[str],
+    wanted: str,
+    timeout_s: float = 90.0,
+    keys: bytes = b"",
+    env: dict[str, str] | None = None,
+) -> tuple[float | None, float, float]:
     """(seconds until `wanted` is on the screen, CPU seconds until then, peak MB)."""
     begin = time.perf_counter()
     pid, fd = pty.fork()
@@ -137,7 +151,9 @@ while not log.is_complete():
 
 def child(code: str, *args: str) -> tuple[list[str], float]:
     """Run code in a fresh interpreter: (its printed words, peak MB)."""
-    out = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True).stdout.split()
+    out = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, check=True
+    ).stdout.split()
     return out[:-1], float(out[-1])
 
 
@@ -180,7 +196,9 @@ print(time.perf_counter() - t, time.process_time() - c, n, view.state, tracker.s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size-mb", type=int, default=1024)
     parser.add_argument("--file", type=Path, default=Path("/tmp/k2tui-big.log"))
     parser.add_argument("--toolong", default=shutil.which("tl") or "")
@@ -193,7 +211,9 @@ def main() -> int:
     with path.open("rb") as fh:  # the same page cache for everybody
         while fh.read(16 << 20):
             pass
-    print(f"{path}: {size:,} bytes, {STARTS} starts, load of this machine {os.getloadavg()[0]:.1f} (CPU seconds are less noisy)\n")
+    print(
+        f"{path}: {size:,} bytes, {STARTS} starts, load of this machine {os.getloadavg()[0]:.1f} (CPU seconds are less noisy)\n"
+    )
 
     words, peak = child(OPEN + PEAK, str(path))
     print(f"open and last lines            {float(words[0]):8.3f} s")
@@ -204,15 +224,21 @@ def main() -> int:
     print(f"search on, from the middle     {float(words[6]):8.3f} s")
     print(f"memory for viewing             {peak:8.1f} MB (the whole interpreter)")
     words, peak = child(STATE + PEAK, str(path))
-    print(f"present state                  {float(words[0]):8.2f} s, {float(words[1]):.2f} CPU-s: {words[2]} {words[3]} {words[4]} shards; {peak:.0f} MB")
+    print(
+        f"present state                  {float(words[0]):8.2f} s, {float(words[1]):.2f} CPU-s: {words[2]} {words[3]} {words[4]} shards; {peak:.0f} MB"
+    )
     words, peak = child(UNDERSTAND + PEAK, str(path))
     mb = float(words[2]) / 1e6
-    print(f"understand every line          {float(words[0]):8.2f} s, {mb / float(words[1]):.0f} MB a CPU-s; {words[3]}, {words[4]} starts; {peak:.0f} MB")
+    print(
+        f"understand every line          {float(words[0]):8.2f} s, {mb / float(words[1]):.0f} MB a CPU-s; {words[3]}, {words[4]} starts; {peak:.0f} MB"
+    )
 
     if args.no_peers:
         return 0
     print(f"\n{'tool':28}{'at the end s':>14}{'CPU-s':>8}{'peak MB':>9}")
-    rows: list[tuple[str, list[str], bytes]] = [("k2tui (LogFile in a pty)", [sys.executable, "-c", VIEWER, str(path)], b"")]
+    rows: list[tuple[str, list[str], bytes]] = [
+        ("k2tui (LogFile in a pty)", [sys.executable, "-c", VIEWER, str(path)], b"")
+    ]
     if shutil.which("less"):
         rows.append(("less -n +F", ["less", "-n", "+F", str(path)], b""))
     if shutil.which("lnav"):

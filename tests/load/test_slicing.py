@@ -84,3 +84,41 @@ def test_a_line_without_end_costs_bounded_memory(extra, cuts):
     assert cutter.pending() == whole.pending()
     assert len(cutter.pending()) <= HEAD_B + TAIL_B + 5
     assert list(cutter.feed(b"\n")) == list(whole.feed(b"\n"))
+
+
+_SERVING = (FIXTURES / "sglang/0.5.23/llama-ready.log").read_bytes().splitlines(keepends=True)[-40:] + [
+    b"[2026-11-29 18:10:00 TP0] Decode batch, #running-req: 3, #token: 21, accept len: 1.9%d, gen throughput (token/s): 3.12, #queue-req: %d\n"
+    % (n % 9, n % 3)
+    if n % 5
+    else b'[2026-11-29 18:10:01] INFO:     10.0.0.7:4123%d - "GET /health HTTP/1.1" 200 OK\n' % n
+    if n % 10
+    else b"[2026-11-29 18:10:02 TP0] Received output for rid=%d but the state was deleted\n" % n
+    if n % 20
+    else b"[2026-11-29 18:10:03 TP0] KV cache pool is full. Retract requests. #%d\n" % n
+    for n in range(120)
+]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(
+        [b"", b"sglang-1  | ", b"2026-11-29T18:10:00.123456789Z ", b"2026-11-29T18:10:00.1Z stdout F "]
+    ),
+    st.lists(st.integers(0, 20_000), max_size=30),
+    st.integers(0, 120),
+)
+def test_lines_passed_over_in_bulk_change_nothing(prefix, cuts, drop):
+    lines = _SERVING[: len(_SERVING) - drop]
+    data = b"".join(prefix + line for line in lines)
+    whole = view_of(data, [])
+    assert view_of(data, cuts) == whole
+    bare, _, _ = view_of(b"".join(lines), [])
+    assert (whole[0].state, whole[0].phase, whole[0].decode) == (bare.state, bare.phase, bare.decode)
+
+
+def test_a_second_container_is_noticed_among_bulk_lines():
+    lines = [b"llm-1  | " + line for line in _SERVING]
+    other = [b"llm-2  | " + line for line in _SERVING]
+    tracker = load_tracker()
+    tracker.feed(b"".join(lines + other), NOW)
+    assert set(tracker.views(NOW)) == {"llm-1", "llm-2"}
