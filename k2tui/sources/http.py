@@ -220,7 +220,8 @@ class HttpPoller:
         while not self._stop.is_set():
             status = self._probe.poll(time.time())
             up = not status.error and status.model_path is not None
-            if up and time.monotonic() - asked_health > self._health_s:
+            # while it says that it is starting or ill it is asked again at once: a refusal costs the server nothing
+            if up and (health != 200 or time.monotonic() - asked_health > self._health_s):
                 health = self._probe.health()
                 asked_health = time.monotonic()
             if not up:
@@ -231,4 +232,4 @@ class HttpPoller:
             old, self._latest = self._latest, status
             if old is None or replace(old, checked_s=status.checked_s) != status:
                 self._on_change()
-            self._stop.wait(self._slow_s if up else self._fast_s)
+            self._stop.wait(self._slow_s if up and health == 200 else self._fast_s)
