@@ -36,7 +36,7 @@ from k2tui.sources.host import HostSampler
 from k2tui.sources.http import HttpPoller
 from k2tui.sources.logindex import LogFile
 from k2tui.sources.nvml import NvmlSampler
-from k2tui.sources.procs import end_processes
+from k2tui.sources.procs import describe_process, end_processes
 from k2tui.sources.replay import Replay
 
 _STEP_S = 0.25  # logs
@@ -340,6 +340,9 @@ class Monitor:
     def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
         results = end_processes(targets)
         return "; ".join(f"pid {result.pid}: {result.outcome}" for result in results)
+
+    def describe_process(self, pid: int, started_s: float) -> Sequence[str]:
+        return describe_process(pid, started_s)
 
     def watch_gpu(self, index: int | None) -> None:
         self._nvml.watch_pcie(*(() if index is None else (index,)))

@@ -161,6 +161,8 @@ class GpuSample:
     pcie_replays: int | None = None
     missing: tuple[str, ...] = ()  # figures that failed (not: unsupported), "power usage: Unknown Error"
     process_error: str = ""  # why this GPU's processes are unknown, in words
+    bar1_total_b: int | None = None  # memory that the host can map at once
+    bar1_used_b: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

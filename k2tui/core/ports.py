@@ -68,6 +68,10 @@ class Backend(Protocol):
         raises K2Error, and ends nobody, when one is not that process any more or belongs to somebody else. Takes seconds."""
         ...
 
+    def describe_process(self, pid: int, started_s: float) -> Sequence[str]:
+        """One process in depth, a line a fact, clean and without secrets. Raises K2Error when it has ended."""
+        ...
+
     def watch_gpu(self, index: int | None) -> None:
         """This GPU is looked at closely: its costly figures are read more often (None: none is)."""
         ...

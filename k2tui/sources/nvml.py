@@ -172,6 +172,7 @@ class _Device:
             ("persistence", "persistence mode", 60.0, n.nvmlDeviceGetPersistenceMode),
             ("replays", "PCIe replays", seldom, n.nvmlDeviceGetPcieReplayCounter),
             ("links", "NVLink links", 60.0, self._links),
+            ("bar1", "BAR1 memory", seldom, self._bar1),
             ("mig", "MIG mode", seldom, self._mig),
             ("slices", "MIG slices", 2.0, self._slices),
             ("pcie", "PCIe throughput", _PCIE_EVERY_S, self._pcie),
@@ -198,6 +199,11 @@ class _Device:
                 raise
             info = self.nvml.nvmlDeviceGetMemoryInfo(handle)
             return int(info.total), int(info.used), None
+
+    def _bar1(self, handle: Any) -> tuple[int, int]:
+        """(total, used) bytes that the host can map."""
+        info = self.nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
+        return int(info.bar1Total), int(info.bar1Used)
 
     def _utilization(self, handle: Any) -> tuple[int, int]:
         """(GPU, memory) in percent of the time."""
@@ -417,6 +423,8 @@ class _Device:
             "decoder_utilization": value["decoder"],
             "persistence": None if value["persistence"] is None else bool(value["persistence"]),
             "pcie_replays": value["replays"],
+            "bar1_total_b": None if value["bar1"] is None else value["bar1"][0],
+            "bar1_used_b": None if value["bar1"] is None else value["bar1"][1],
         }
 
     def _compose(self, now: float, wall_s: float) -> GpuSample:

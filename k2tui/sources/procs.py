@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k2tui.core.gpu import parse_rank
-from k2tui.core.job_mask import mask_argv
+from k2tui.core.job_mask import mask_argv, mask_env
 from k2tui.errors import K2Error
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
@@ -245,6 +245,74 @@ def birth_time_s(pid: int, proc: str = "/proc") -> float | None:
     """Unix seconds at which the process was born; None when it does not exist."""
     stat = _read_stat(proc, pid)
     return None if stat is None else _boot_time_s(proc) + stat[3] / os.sysconf("SC_CLK_TCK")
+
+
+def describe_process(pid: int, born_s: float, *, proc: str = "/proc") -> tuple[str, ...]:
+    """One process for people: command, where, cost, parents, children, environment; secrets masked, one fact a line.
+
+    Raises K2Error when it has ended, or the pid belongs to another process now.
+    """
+    if not _is_alive(pid, born_s):
+        raise K2Error(f"pid {pid} has ended")
+    stat = _read_stat(proc, pid)
+    table = ProcessTable(proc)
+    fact = table.read([pid]).get(pid)
+    if stat is None or fact is None:
+        raise K2Error(f"pid {pid} has ended")
+    age_s = max(0.0, time.time() - fact.started_s)
+    status = dict(
+        line.split(":", 1) for line in _read_text(f"{proc}/{pid}/status").splitlines() if ":" in line
+    )
+    lines = [
+        f"pid {pid}, {fact.user}, started {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(fact.started_s))}",
+        f"command {fact.command}",
+        f"folder {clean(_link(f'{proc}/{pid}/cwd')) or 'not readable'}",
+        f"host memory {fact.host_rss_b >> 20} MiB, swapped {clean(status.get('VmSwap', '0 kB'))}, "
+        f"{clean(status.get('Threads', '?'))} threads, {_count(f'{proc}/{pid}/fd')} open files",
+        f"CPU {fact.cpu_s:.1f} s in all, {100 * fact.cpu_s / age_s if age_s else 0:.0f}% of a core over its life",
+    ]
+    lines += [f"rank {fact.rank}"] if fact.rank else []
+    lines += [f"job {fact.job_id}"] if fact.job_id else []
+    lines += [f"orphan: {fact.orphan_reason}"] if fact.orphan_reason else []
+    lines += ["", "parents and children"]
+    chain: list[int] = []
+    parent = fact.ppid
+    while parent > 0 and len(chain) < _MAX_ANCESTORS:
+        chain.append(parent)
+        above = _read_stat(proc, parent)
+        parent = above[0] if above else 0
+    for depth, number in enumerate([*reversed(chain), pid]):
+        lines.append(f"{'  ' * depth}{number} {_command_of(proc, number)}"[:200])
+    for child in _read_text(f"{proc}/{pid}/task/{pid}/children").split()[:50]:
+        lines.append(f"{'  ' * (len(chain) + 1)}{child} {_command_of(proc, int(child))}"[:200])
+    environ = mask_env(_read_environ(proc, pid))
+    lines += [
+        "",
+        "environment"
+        if environ
+        else "environment not readable (another user's, or overwritten by its title)",
+    ]
+    lines += [clean(f"{name}={value}")[:300] for name, value in sorted(environ.items())]
+    return tuple(lines)
+
+
+def _command_of(proc: str, pid: int) -> str:
+    argv = _read_argv(proc, pid)
+    return clean(" ".join(mask_argv(argv))) if argv else clean(_read_text(f"{proc}/{pid}/comm"))
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _count(folder: str) -> int | str:
+    try:
+        return len(os.listdir(folder))
+    except OSError:
+        return "?"
 
 
 @dataclass(frozen=True, slots=True)

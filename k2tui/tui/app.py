@@ -316,6 +316,7 @@ class Dashboard(QuietApp):
             "edit_task": self.edit_task,
             "open_gpu": self.open_gpu,
             "end_process": self.end_process,
+            "open_process": self.open_process,
         }
         if event.action in known:
             if event.key:
@@ -510,6 +511,23 @@ class Dashboard(QuietApp):
         if key.isdigit():
             self.push_screen(GpuDetailScreen(int(key)))
             self.call_later(self.draw_now)
+
+    def open_process(self, key: str) -> None:
+        """One process in depth: command, parents, children, environment."""
+        gpu = self.snap.gpu
+        process = next((p for p in gpu.processes if f"{p.pid}/{p.gpu_index}" == key), None) if gpu is not None else None
+        if process is None or process.started_s is None:
+            self.say("this process is not visible here", "warning")
+            return
+
+        def show(facts: Sequence[str]) -> None:
+            from k2tui.tui.screens.dialogs import Reader
+
+            width = min(96, self.size.width * 9 // 10 - 4)
+            lines = [text_line(part) for fact in facts for part in (wrap(fact, width) if fact else [""])]
+            self.push_screen(Reader(f"Process {process.pid}", lines, copy="\n".join(facts)))
+
+        self._order(self.backend.describe_process, process.pid, process.started_s, then=show)
 
     def action_gpu_sort(self) -> None:
         from k2tui.tui.panels.gpus import sort_names

@@ -73,6 +73,9 @@ class LateBackend:
     def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
         return self._ready.end_processes(targets)
 
+    def describe_process(self, pid: int, started_s: float) -> Sequence[str]:
+        return self._ready.describe_process(pid, started_s)
+
     def watch_gpu(self, index: int | None) -> None:
         if self._real is not None:
             self._real.watch_gpu(index)

@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--topology", action="store_true", help="how the GPUs are joined: NVLink, PCIe, peer access, NUMA"
     )
     parser.add_argument(
+        "--free",
+        type=int,
+        metavar="N",
+        help="print N idle, well-joined GPUs for CUDA_VISIBLE_DEVICES (exit 5: not so many)",
+    )
+    parser.add_argument(
         "--orphans", action="store_true", help="only processes that hold GPU memory after their server died"
     )
     parser.add_argument("--end", action="store_true", help="with --orphans: end them (asks first)")
@@ -62,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
         return _topology(args)
     if args.since or args.job:
         return _history(args)
+    if args.free is not None:
+        return _free(args)
     if args.orphans:
         return _orphans(args)
     if args.prometheus and args.port is not None:
@@ -91,6 +99,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--port {args.port}: a port is 1 to 65535")
     if (args.end or args.yes) and not args.orphans:
         raise UsageError("--end and --yes need --orphans")
+    if args.free is not None and args.free < 1:
+        raise UsageError(f"--free {args.free}: at least 1")
     if args.record and args.watch is None:
         raise UsageError("--record needs --watch")
 
@@ -351,6 +361,36 @@ def _topology(args: argparse.Namespace) -> int:
         for severity, text in describe_topology(topology):
             print(f"{mark(severity)} {text}")
     return 0 if topology.gpus else EXIT_NO_GPU
+
+
+def _free(args: argparse.Namespace) -> int:
+    """The best joined among the GPUs that nobody uses: no process, less than 1 GiB in use, nothing running, healthy."""
+    from k2tui.core.gpu import describe_health
+    from k2tui.core.topology import choose_gpus
+    from k2tui.sources.nvml_topology import read_topology
+
+    view, _ = _take(False)
+    if not view.gpus:
+        raise K2Error(view.error or "no GPU", view.hint, exit_code=EXIT_NO_GPU)
+    busy = {p.gpu_index for p in view.processes}
+    free = [
+        gpu.index
+        for gpu in view.gpus
+        if gpu.index not in busy
+        and (gpu.memory_used_b or 0) < 1 << 30
+        and (gpu.gpu_utilization or 0) < 5
+        and not any(severity == "error" for severity, _ in describe_health(gpu))
+    ]
+    chosen = choose_gpus(read_topology(), args.free, free) if free else ()
+    if args.json:
+        print(json.dumps({"schema": 1, "gpus": list(chosen), "free": free}))
+    elif chosen:
+        print(",".join(map(str, chosen)))
+    if not chosen:
+        raise K2Error(
+            f"{len(free)} of {len(view.gpus)} GPUs are free, {args.free} are wanted", exit_code=EXIT_NO_GPU
+        )
+    return 0
 
 
 def parse_span(text: str) -> float:

@@ -36,7 +36,7 @@ def test_every_gpu_with_its_own_figures(fake, count):
     assert last.enforced_power_limit_mw == 700_000 and last.nvlink_count == 18
     assert (last.pcie_gen, last.pcie_width) == (5, 16) and last.fan_percent is None
     assert last.remapped_rows == (0, 0) and last.ecc_uncorrected == 0 and last.virtualization == "passthrough"
-    assert last.missing == ()
+    assert last.missing == () and last.bar1_total_b == 274877906944
 
 
 def test_memory_used_is_nvidia_smis_with_reserved_apart(fake):

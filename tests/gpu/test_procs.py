@@ -14,7 +14,7 @@ import pytest
 from k2tui.core.gpu import GpuProcess, GpuSample, GpuView, JobProcess, find_orphans, parse_rank, with_jobs
 from k2tui.errors import K2Error
 from k2tui.sources.nvml import NvmlSampler, short_name
-from k2tui.sources.procs import ProcessTable, birth_time_s, end_processes
+from k2tui.sources.procs import ProcessTable, birth_time_s, describe_process, end_processes
 
 SLEEP = "import time\ntime.sleep(600)"
 
@@ -174,6 +174,20 @@ def test_a_process_of_an_ended_job_is_an_orphan():
         0
     ].orphan_reason
     assert with_jobs(view, [JobProcess("b")]) is view
+
+
+def test_a_process_in_depth_hides_secrets_and_names_its_family(spawn):
+    child = spawn(
+        "sglang::scheduler_TP2", body=SLEEP, HF_TOKEN="hf_0123456789abcdefABCDEF", MARK="a\x1b[31mb"
+    )
+    wait_title(child.pid, "sglang::")
+    text = "\n".join(describe_process(child.pid, birth_time_s(child.pid)))
+    assert (
+        f"pid {child.pid}" in text and "rank TP2" in text and f"{os.getpid()} " in text and "MARK=a" in text
+    )
+    assert "HF_TOKEN=***" in text and "hf_0123" not in text and "\x1b" not in text
+    with pytest.raises(K2Error, match="has ended"):
+        describe_process(child.pid, birth_time_s(child.pid) - 60)
 
 
 def test_ending_refuses_a_pid_with_another_birth_time_and_signals_nobody(spawn):

@@ -90,11 +90,26 @@ def test_topology(cli):
     assert json.loads(cli.run("gpus", "--topology", "--json").stdout)["pairs"][0]["label"] == "NV18"
 
 
+def test_free_gpus_for_a_script(cli):
+    scene = (
+        cli.make.idle(8)
+        .gpu(0, "used", 50 << 30)
+        .gpu(2, "util", 90)
+        .fail(5, "*", 15)
+        .proc(7, os.getpid(), 1 << 20)
+    )
+    scene.write(cli.scene_path)
+    assert cli.run("gpus", "--free", "2").stdout == "1,3\n"
+    assert json.loads(cli.run("gpus", "--free", "4", "--json").stdout)["gpus"] == [1, 3, 4, 6]
+    none = cli.run("gpus", "--free", "5")
+    assert none.returncode == 5 and none.stdout == "" and "4 of 8 GPUs are free, 5 are wanted" in none.stderr
+
+
 def test_orphans_are_named_and_ended_on_yes_only(cli):
     body = (
         "import subprocess, sys\n"
         "p = subprocess.Popen(['sglang::scheduler_TP0', '-c', 'import time; time.sleep(600)'], executable=sys.executable, "
-        "stdout=subprocess.DEVNULL)\n"
+        "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
         "print(p.pid, flush=True)"
     )
     rank = int(

@@ -383,6 +383,9 @@ class FakeBackend:
         self._do("end_processes", tuple(targets))
         return "; ".join(f"pid {pid}: ended" for pid, _born in targets)
 
+    def describe_process(self, pid: int, started_s: float) -> Sequence[str]:
+        return (f"pid {pid}, me", "command sglang::scheduler_TP1", "", "environment", "HF_TOKEN=***")
+
     def watch_gpu(self, index: int | None) -> None:
         self.watched_gpu = index
 

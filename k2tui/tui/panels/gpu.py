@@ -37,7 +37,10 @@ def facts(gpu: GpuSample, all_: GpuView, view: View) -> list[list[tuple[str, str
             ("P-state", _text(None if gpu.pstate is None else f"P{gpu.pstate}"), ""),
             ("fan", _text(gpu.fan_percent, "%"), ""),
         ],
-        [("memory", memory_words(gpu) + reserved + kind, "")],
+        [
+            ("memory", memory_words(gpu) + reserved + kind, ""),
+            ("BAR1", f"{fmt.size(gpu.bar1_used_b, NONE_TEXT)}/{fmt.size(gpu.bar1_total_b, NONE_TEXT)}", ""),
+        ],
         [
             ("power", power_words(gpu), "warn" if "power cap" in gpu.throttle_reasons else ""),
             ("default limit", _text(None if gpu.power_limit_default_mw is None else gpu.power_limit_default_mw // 1000, "W"), ""),

@@ -16,6 +16,7 @@ COLUMNS = (
     Column("memory", 7, keep=8, align=">"),
     Column("sm", 4, keep=5, align=">"),
     Column("ram", 6, keep=3, align=">"),
+    Column("cpu", 5, keep=2, align=">"),
     Column("since", 6, keep=3, align=">"),
     Column("command", 16, weight=2, keep=7, limit=120),
     Column("job", 10, weight=0.5, keep=2, limit=30),
@@ -42,6 +43,7 @@ def draw(view: View, width: int, height: int) -> Picture:
                     fmt.size(p.memory_used_b),
                     "" if p.sm_utilization is None else f"{p.sm_utilization}%",
                     fmt.size(p.host_rss_b, ""),
+                    "" if p.host_cpu_percent is None else f"{p.host_cpu_percent:.0f}%",
                     "" if p.started_s is None else fmt.age(view.now_s - p.started_s),
                     _command(p),
                     Seg(p.job_id, "faint"),
@@ -62,4 +64,4 @@ def _command(process: GpuProcess) -> Seg:
     return Seg(process.name, "" if process.is_own else "dim")
 
 
-PANEL = Panel("processes", "GPU processes", draw, needs=("gpu",), order=25, selectable=True, keys=(("K", "end_process", "end it"),), help="Processes that hold GPU memory, as NVML tells them.")
+PANEL = Panel("processes", "GPU processes", draw, needs=("gpu",), order=25, selectable=True, enter="open_process", keys=(("K", "end_process", "end it"),), help="Processes that hold GPU memory, as NVML tells them.")
