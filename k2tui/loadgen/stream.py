@@ -223,7 +223,7 @@ class Exchange:
     """One request in flight: its answer, stamps and what the server counted. Times are ns of one monotonic clock."""
 
     __slots__ = (
-        "_fast_null", "_fast_tokens", "_learn_at", "_lens", "_overhead", "_shape", "answer",
+        "_burst", "_fast_null", "_fast_tokens", "_learn_at", "_lens", "_overhead", "_shape", "answer",
         "api", "asked", "cached", "coalesced", "correct", "cumulative", "done", "done_mark", "error", "error_text", "finish",
         "histogram", "ignore_eos", "index", "keep_text", "out_tokens", "output_ids", "prompt_tokens", "proposed", "session",
         "stamps", "t_done", "t_first", "t_sched", "t_send", "text", "turn", "verify",
@@ -261,6 +261,7 @@ class Exchange:
         # chunk's size line)
         self._shape: tuple[bytes, int, bytes, int, int] | None = None
         self._learn_at = 0
+        self._burst = 0  # token events in the very first read, when there were several
         self.out_tokens: int | None = None
         self.prompt_tokens: int | None = None
         self.cached: int | None = None
@@ -415,6 +416,8 @@ class Exchange:
             self.stamps.append(stamp)
             return
         self.coalesced += fresh - 1
+        if not self.stamps:
+            self._burst = fresh
         before = self.stamps[-1] if self.stamps else stamp
         for k in range(1, fresh + 1):
             self.stamps.append(before + (stamp - before) * k // fresh)
@@ -602,6 +605,8 @@ class Exchange:
 
     def record(self, t0: int) -> RequestRecord:
         """The measured request, times counted from t0."""
+        if self._burst > 1:
+            self._spread_first()
         stamps = array("q", map(sub, self.stamps, repeat(t0)))
         total = self.total_tokens
         tokens, spread = self._tokens(total)
@@ -636,6 +641,17 @@ class Exchange:
             session=self.session,
             turn=self.turn,
         )
+
+    def _spread_first(self) -> None:
+        """Several events in the first read share its stamp, and nothing came before: the stream's own later gap tells how
+        far apart they were. They stay counted as coalesced."""
+        n, self._burst = self._burst, 0
+        last = self.stamps[n - 1]
+        gaps = sorted(map(sub, self.stamps[n:], self.stamps[n - 1 : -1]))
+        gap = gaps[len(gaps) // 2] if gaps else 0
+        for k in range(n - 1):
+            self.stamps[k] = max(last - gap * (n - 1 - k), min(self.t_send, last))
+        self.t_first = self.stamps[0]
 
     def _tokens(self, total: int) -> tuple[array[int], str]:
         """Tokens of each event, and how that is known."""

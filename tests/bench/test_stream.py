@@ -297,6 +297,18 @@ def test_server_that_closes() -> None:
     assert ex.done and not ex.error and not ex.answer.keep_alive
 
 
+def test_first_read_with_several_tokens_is_spread_by_the_streams_own_gap() -> None:
+    event_ = chunk(event(completion("a", usage=None)))
+    ex = Exchange(0, "completions", 6)
+    ex.t_send = 5
+    ex.receive(HEAD + event_ * 3, 1000)
+    for i in range(5):
+        ex.receive(event_, 1100 + 100 * i)
+    record = ex.record(0)
+    assert list(record.stamps_ns)[:4] == [800, 900, 1000, 1100]
+    assert record.t_first_ns == 800 and record.coalesced == 2
+
+
 def test_endless_header_is_refused() -> None:
     answer = Answer()
     with pytest.raises(ProtocolError):
