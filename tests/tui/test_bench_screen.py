@@ -1,0 +1,84 @@
+"""The benchmark screen: list and views of the selected run, order, filter, the run that others are measured against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import text_of
+from test_app import shows, until
+
+from k2tui.core.bench import BenchRow
+from k2tui.core.snapshot import Snapshot
+from k2tui.tui import panels
+from k2tui.tui.lines import ASCII, UNICODE
+from k2tui.tui.view import BenchPick, View
+
+
+def rows() -> tuple[BenchRow, ...]:
+    out = []
+    for label, speed in (("base", 1.0), ("tuned", 1.3)):
+        for k, c in enumerate((1, 2, 4, 8, 16)):
+            tok = min(c, 4) * 60.0 * speed
+            out.append(
+                BenchRow(
+                    f"{label}-{c}", 1e9 + 100 * speed + k, label, "sglang", "0.5.23", "K2", "random in 64 out 32", c, num_requests=8,
+                    completed=8, output_throughput=tok, tok_s_user=tok / c, ttft_p50_ms=50, ttft_p99_ms=60, tpot_p50_ms=1000 * c / tok,
+                    sweep=label, workload_fp="w", is_baseline=label == "base", stamps="kernel", count="server",
+                    output_throughput_ci=(tok * 0.99, tok * 1.01), tok_s_user_ci=(tok / c * 0.99, tok / c * 1.01),
+                )
+            )  # fmt: skip
+    return tuple(reversed(out))
+
+
+def drawn(name: str, pick: BenchPick, width: int = 120, glyphs: Any = UNICODE) -> str:
+    picture = panels.get(name).draw(
+        View(Snapshot(0.0, bench=rows()), 1e9, glyphs=glyphs, bench=pick), width, 16
+    )
+    lines = [picture.header or (), *(r.line for r in picture.rows)]
+    return "\n".join("".join(s.text for s in line) for line in lines)
+
+
+def test_settings_say_how_much_faster_and_that_it_is_real() -> None:
+    text = drawn("benchsettings", BenchPick("tuned-1"))
+    assert "+30.0%" in text and "faster" in text and "baseline" in text
+    assert [line.split()[1] for line in text.splitlines()[1:3]] == ["tuned", "base"]
+
+
+def test_sweep_has_knee_bars_and_deltas() -> None:
+    text = drawn("benchsweep", BenchPick("tuned-4"))
+    knee = next(line for line in text.splitlines() if "◆" in line)
+    assert knee.split()[1] == "4" and "+30.0%" in knee and "█" in knee
+    assert drawn("benchsweep", BenchPick("tuned-4"), glyphs=ASCII).isascii()
+
+
+def test_chosen_base_replaces_the_stored_one() -> None:
+    text = drawn("benchsettings", BenchPick("base-1", base_id="tuned-1"))
+    assert "-23.1%" in text and "slower" in text
+
+
+def test_trade_off_is_drawn_from_zero() -> None:
+    text = drawn("benchpareto", BenchPick("tuned-4"), 60)
+    assert "312" in text and "78" in text and any("⠀" < c <= "⣿" for c in text)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+async def test_screen_walks_through_its_views(make_app: Any, size: tuple[int, int]) -> None:
+    async with make_app("serving").run_test(size=size) as pilot:
+        await pilot.press("5")
+        await shows(pilot, "Benchmarks", "eagle3", "out tok/s")
+        seen = set()
+        for _ in range(4):
+            text = text_of(pilot.app)
+            seen |= {
+                word for word in ("Settings", "One stream", "Sweep:", "tok/s/user →", "Run:") if word in text
+            }
+            before = text
+            await pilot.press("v")
+            await until(pilot, lambda before=before: text_of(pilot.app) != before)
+        assert {"Sweep:", "tok/s/user →", "Run:"} <= seen and seen & {"Settings", "One stream"}
+        await pilot.press("o")
+        await shows(pilot, "by out tok/s")
+        await pilot.press("down", "B")
+        await shows(pilot, "●")
+        assert pilot.app.screen._pick.base_id
