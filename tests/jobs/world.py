@@ -26,7 +26,7 @@ def processes_of(home: Path) -> list[int]:
     return sorted(found)
 
 
-def until(check: Callable[[], object], seconds: float = 10.0) -> object:
+def until(check: Callable[[], object], seconds: float = 30.0) -> object:
     """Wait for something to become true; its value. Fails the test when it does not."""
     end = time.monotonic() + seconds
     while True:
