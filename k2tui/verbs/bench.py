@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     list_.add_argument("--label", default="", help="only this label")
     show = actions.add_parser("show", help="one run: every figure, its interval and how it was measured")
     show.add_argument("run", help="id, its first or last characters, a label, or 'last'")
+    show.add_argument(
+        "--requests", action="store_true", help="distributions, and a timeline of every request"
+    )
     compare = actions.add_parser("compare", help="two runs or sweeps: ratios, intervals, verdicts")
     compare.add_argument("base", help="run that the other is measured against")
     compare.add_argument("new")
@@ -146,10 +149,15 @@ def _show(args: argparse.Namespace) -> int:
         row = db.row(run_id)
         metrics = db.metrics(run_id)
         facts = db.details(run_id)
+        records = db.records(run_id) if args.requests else []
     if args.json:
         _print_json({"schema": 1, "row": asdict(row), "metrics": [asdict(m) for m in metrics], **facts})
     else:
         print(detail(row, metrics, facts, _width()))
+        if args.requests:
+            from k2tui.core.bench_timeline import distributions, timeline
+
+            print("\n" + "\n".join([*distributions(records, _width()), "", *timeline(records, _width())]))
     return 0
 
 

@@ -360,6 +360,21 @@ def test_tables_fit_every_width(tmp_path: Path, width: int) -> None:
             assert max(cells(line) for line in text.splitlines()) <= width
 
 
+def test_timeline_and_distributions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = tmp_path / "r.db"
+    with BenchDb(db) as store:
+        writer = store.begin(info(), 1000)
+        for i in range(3):
+            writer.add(record(i, start_ms=i * 130, error="reset" if i == 1 else ""))
+        writer.finish()
+    assert main(["bench", "show", "last", "--requests", "--db", str(db)]) == 0
+    text = capsys.readouterr().out
+    assert "✗ reset" in text and text.count("█") > 10 and "TTFT" in text and "E2E" in text
+    lines = [x for x in text.splitlines() if x.lstrip().startswith(("0 ", "2 ")) and "█" in x]
+    assert lines[-1].index("█") > lines[-2].index("█")  # the third request starts later
+    assert max(cells(x) for x in text.splitlines()) <= 120
+
+
 def test_verbs_change_and_delete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = tmp_path / "r.db"
     with BenchDb(db) as store:
