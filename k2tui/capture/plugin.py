@@ -18,6 +18,7 @@ import importlib.util
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ THREADS_ENV = "K2TUI_CAPTURE_THREADS"
 SHARD_ENV = "K2TUI_CAPTURE_SHARD_MB"
 MIN_FREE_ENV = "K2TUI_CAPTURE_MIN_FREE_MB"
 PATIENCE_ENV = "K2TUI_CAPTURE_PATIENCE_S"
+SWITCH_S = 0.0002  # how soon a busy thread gives the interpreter to a writer thread
 
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor"
@@ -335,6 +337,9 @@ class Capturer:
             },
             "dp_rank": dp_rank,
         }
+        # SGLang's scheduler polls without a pause: at Python's usual 5 ms a writer thread waits that long for the interpreter
+        # after every system call, and 16 GB that are in the ring take 17 s to be published (measured)
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
         host = re.sub(r"[^A-Za-z0-9]", "", os.uname().nodename)[:12] or "host"
         root.mkdir(parents=True, exist_ok=True)
         self.ring: Any = None

@@ -133,6 +133,7 @@ class StatesWriter:
         self._open: list[_Shard] = []
         self._closing = False
         self._next_thread = 0
+        self._room_seen_s = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         prepare_folder(folder, manifest)
         remove_stale(folder)
@@ -387,6 +388,7 @@ class StatesWriter:
             except OSError as err:
                 if err.errno not in _FULL:
                     raise
+                self._room_seen_s = 0.0
                 self._pause(f"{self.folder}: the disk is full")
                 continue
             with self._cond:
@@ -395,10 +397,14 @@ class StatesWriter:
             done += wrote
 
     def _wait_for_disk(self) -> None:
+        now = time.monotonic()
+        if not self.stats.paused and now - self._room_seen_s < 0.2:
+            return  # a look costs a system call and, beside a busy thread, the interpreter's lock
         while not self._closing:
             disk = os.statvfs(self.folder)
             free = disk.f_bavail * disk.f_frsize
             if free >= self.limits.min_free_b:
+                self._room_seen_s = time.monotonic()
                 if self.stats.paused:
                     self.stats.paused = ""
                 return
