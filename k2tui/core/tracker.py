@@ -49,6 +49,7 @@ _ORDER = {
 }
 _CLIENT_PHASES = frozenset({Phase.TRAIN, Phase.EXTRACT, Phase.BENCH, Phase.MONITOR})
 _KEEP_STARTS = 50
+_PARSED_CHARS = 8192  # of a longer line, both ends are looked at (the line with the arguments is read whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +289,8 @@ class _Lane:
     def _parse(self, line: Line, writer: str) -> Event | None:
         """writer: the engine that this line itself looks like; two engines may share a log."""
         text = line.text if line.text.startswith("[k2tui") else line.body
+        if len(text) > _PARSED_CHARS and "server_args" not in text[:200]:
+            text = text[: _PARSED_CHARS // 2] + " " + text[-_PARSED_CHARS // 2 :]
         order = dict.fromkeys(
             "sglang" if n == "local" else n for n in (writer, self._engine or "sglang", *self._parsers) if n
         )

@@ -138,8 +138,11 @@ def _foreign(data: bytes) -> bytes:
     return b"\n".join(out) + b"\n"
 
 
+_WALL = b"self.cur_batch.reqs=[Req(rid=0, input_ids=[" + b"128000, 9125, " * 80_000 + b"])]"
+
+
 def _mega(data: bytes) -> bytes:
-    wall = b"self.cur_batch.reqs=[Req(rid=0, input_ids=[" + b"128000, 9125, " * 120_000 + b"])]"
+    wall = _WALL
     lines = _lines(data)
     middle = len(lines) // 2
     return b"\n".join([wall, *lines[:middle], wall, *lines[middle:]]) + b"\n"
