@@ -138,8 +138,8 @@ def _draft_argmax(folder: Path, model: Path) -> Any:
     import torch
 
     from k2tui.capture.model import EMBED_NAMES, load_tensor
+    from k2tui.eagle3.checkpoint import load_draft
     from k2tui.eagle3.draft import DraftCache
-    from k2tui.eagle3.export import load_draft
     from k2tui.errors import K2Error
 
     draft = load_draft(folder).eval()
