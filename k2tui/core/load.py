@@ -43,6 +43,9 @@ class PhaseSpan:
     phase: Phase
     started_s: float
     ended_s: float | None = None
+    line_no: int | None = (
+        None  # the log line that began it, 1-based, counted from the first byte that was fed
+    )
 
 
 @dataclass(frozen=True, slots=True)

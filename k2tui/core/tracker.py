@@ -282,7 +282,7 @@ class _Lane:
         spans = self._start.spans
         if len(spans) == 1 and spans[0].phase is Phase.BOOT:
             if not 0 <= stamp - spans[0].started_s < 3600:
-                spans[0] = PhaseSpan(Phase.BOOT, stamp)
+                spans[0] = replace(spans[0], started_s=stamp)
             return spans[0].started_s
         return stamp
 
@@ -439,9 +439,9 @@ class _Lane:
         if start.spans:
             start.spans[-1] = replace(start.spans[-1], ended_s=at)
         elif phase is not Phase.BOOT and start.first_s is not None and start.first_s < at:
-            start.spans.append(PhaseSpan(Phase.BOOT, start.first_s, at))
+            start.spans.append(PhaseSpan(Phase.BOOT, start.first_s, at, start.first_line_no))
         if len(start.spans) < 64:
-            start.spans.append(PhaseSpan(phase, at))
+            start.spans.append(PhaseSpan(phase, at, line_no=line.no))
         start.phase = phase
         start.bar = None
         start.rhythm.clear()

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from k2tui.core.loadlines import clean
@@ -214,6 +214,36 @@ class LogFile:
                         return line_no
             block += step
         return None
+
+    def lines_where(
+        self,
+        wanted: Callable[[str], bool],
+        start: int,
+        count: int,
+        *,
+        forward: bool = True,
+        limit: int = 20_000,
+    ) -> list[tuple[int, str]]:
+        """(line number, text) of up to `count` lines that `wanted` keeps, from `start` on (or backwards); looks at most at
+        `limit` lines, so that a filter that keeps nothing does not stop the screen: go on from there."""
+        out: list[tuple[int, str]] = []
+        step = 256
+        seen = 0
+        total = self.line_count()
+        at = min(start, total - 1) if not forward else start
+        while seen < limit and len(out) < count and 0 <= at < total:
+            first = at if forward else max(0, at - step + 1)
+            texts = list(enumerate(self.lines(first, step if forward else at - first + 1), first))
+            if not texts:
+                break
+            for number, text in texts if forward else reversed(texts):
+                if wanted(text):
+                    out.append((number, text))
+                    if len(out) >= count:
+                        break
+            seen += len(texts)
+            at = texts[-1][0] + 1 if forward else first - 1
+        return out
 
     def close(self) -> None:
         self._closed = True

@@ -109,3 +109,15 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path):
     assert len(log._starts) <= 50
     assert list(log.lines(999_999, 5)) == ["short line"]
     log.close()
+
+
+def test_lines_where_filters_both_ways_and_gives_up_in_time(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text("".join(f"[TP{n % 4}] line {n}\n" for n in range(2000)))
+    log = wait(LogFile(path))
+    rank = lambda text: "TP3" in text  # noqa: E731
+    assert [n for n, _ in log.lines_where(rank, 10, 3)] == [11, 15, 19]
+    assert [n for n, _ in log.lines_where(rank, 10, 3, forward=False)] == [7, 3]
+    assert [n for n, _ in log.lines_where(rank, 9999, 2, forward=False)] == [1999, 1995]
+    assert log.lines_where(lambda text: False, 0, 5, limit=500) == []
+    log.close()

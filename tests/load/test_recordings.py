@@ -42,6 +42,16 @@ def read(path: str, upto: bytes | None = None):
             "checkpoint_missing_shard",
             1,
         ),
+        ("sglang/0.5.23/cpu-98shards-ready.log", State.READY, Phase.SERVING, (98, 98), None, "", 1),
+        (
+            "sglang/0.5.23/cpu-98shards-scheduler-killed.log",
+            State.FAILED,
+            Phase.SERVING,
+            (98, 98),
+            None,
+            "host_oom_kill",
+            1,
+        ),
         ("vllm/0.32.0/ready.log", State.READY, Phase.SERVING, (72, 72), None, "", 1),
     ],
 )
@@ -76,3 +86,11 @@ def test_a_bar_without_newline_is_seen_at_once():
     tracker.feed(b"[2026-11-29 18:08:03 TP0] Load weight begin. avail mem=18.85 GB\n", NOW)
     tracker.feed(b"\rMulti-thread loading shards:  34% Completed | 22/64 [00:11<00:21,  1.95it/s]", NOW + 11)
     assert tracker.view(NOW + 11).target == ShardCount(22, 64)
+
+
+def test_phases_know_the_line_that_began_them():
+    lines = (FIXTURES / "sglang/0.5.23/llama-ready.log").read_bytes().split(b"\n")
+    for span in read("sglang/0.5.23/llama-ready.log").phases:
+        assert span.line_no is not None
+        if span.phase is Phase.KV_ALLOC:
+            assert b"KV Cache is allocated" in lines[span.line_no - 1]
