@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -31,8 +30,7 @@ class Row(NamedTuple):
     line: Line
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(NamedTuple):
     """What a panel wants to be seen: rows, a pinned header, and words at the right of its title."""
 
     rows: tuple[Row, ...] = ()
@@ -42,8 +40,7 @@ class Picture:
     prefer: str = ""  # key of the row that is selected at first
 
 
-@dataclass(frozen=True, slots=True)
-class Glyphs:
+class Glyphs(NamedTuple):
     """The character set: full, or ASCII for terminals and fonts that cannot draw the rest."""
 
     ascii: bool
@@ -294,8 +291,7 @@ def chart(values: Sequence[float], cells: int, height: int, top: float | None, g
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One column of a table. cells: its width (the least one when weight > 0); weight: its share of the room left over.
     keep: columns with the lowest keep leave first when there is no room. limit: never wider than this."""
 
