@@ -138,7 +138,7 @@ class ProcessTable:
             command,
             rank,
             job_id,
-            self._orphan(argv, title, ppid),
+            self._orphan(pid, argv, title, ppid, old if same else None),
         )
 
     def _user(self, uid: int) -> str:
@@ -163,16 +163,21 @@ class ProcessTable:
             ppid = stat[0] if stat else 0
         return job_id
 
-    def _orphan(self, argv: Sequence[str], title: str, ppid: int) -> str:
+    def _orphan(self, pid: int, argv: Sequence[str], title: str, ppid: int, old: _Slow | None) -> str:
         """Why the process is left over, or "". Only processes that a parent must feed are judged: a server's ranks, and
-        children of Python's multiprocessing. Their parent is the server: a Python program, which no init process is."""
+        children of Python's multiprocessing. Their parent is the server: a Python program of the same session, which neither
+        an init process is nor whatever else adopts the children of the dead."""
+        if old is not None and old.orphan_reason:
+            return old.orphan_reason  # nobody gets a dead parent back
         is_rank = bool(parse_rank(title))
         is_child = any("multiprocessing" in part for part in argv[1:])
         if not (is_rank or is_child) or ppid <= 0:
             return ""  # a parent outside this namespace cannot be judged
         parent = _read_argv(self._proc, ppid)
         words = " ".join(parent) or _read_text(f"{self._proc}/{ppid}/comm")
-        if "supervisord" in words:
+        own, above = _read_stat(self._proc, pid), _read_stat(self._proc, ppid)
+        is_adopted = own is not None and above is not None and own[1] not in (above[1], pid)
+        if "supervisord" in words or is_adopted or (old is not None and old.ppid != ppid):
             alive = False
         else:
             alive = any(
