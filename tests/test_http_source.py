@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from k2tui.core.server import HttpStatus
 from k2tui.sources.http import HttpPoller, ServerProbe, get
 
 
@@ -88,26 +89,29 @@ def test_nobody_there() -> None:
 
 def test_poller_sees_the_start_through_and_asks_health_seldom_after(server: Server) -> None:
     server.answers = {"/model_info": (503, {})}
-    poller = HttpPoller(server.url, fast_s=0.05, slow_s=0.1)
+    poller = HttpPoller(server.url, fast_s=0.05, slow_s=0.1, health_s=1e6)
+
+    def until(reached: Callable[[HttpStatus], bool]) -> None:
+        deadline = time.time() + 30
+        while (now := poller.latest()) is None or not reached(now):
+            assert time.time() < deadline, now
+            time.sleep(0.02)
+
     poller.start()
     try:
-        time.sleep(0.3)
-        assert poller.latest() is not None and "starting" in poller.latest().error  # type: ignore[union-attr]
+        until(lambda s: "starting" in s.error)
         server.answers = {"/model_info": (200, INFO), "/health": (503, b"")}
-        time.sleep(0.4)
-        assert poller.latest().health == 503  # type: ignore[union-attr]
+        until(lambda s: s.health == 503)
         server.answers["/health"] = (200, b"")
-        deadline = time.time() + 5
-        while poller.latest().health != 200:  # type: ignore[union-attr]
-            assert time.time() < deadline
-            time.sleep(0.05)
+        until(lambda s: s.health == 200)
         asked = server.asked.count("/health")
-        time.sleep(0.6)
-        assert server.asked.count("/health") <= asked + 1  # it costs the server a request
+        seen = len(server.asked)
+        deadline = time.time() + 30
+        while len(server.asked) < seen + 8 and time.time() < deadline:
+            time.sleep(0.02)
+        assert server.asked.count("/health") == asked  # many polls later: it costs the server a request
         server.http.shutdown()
         server.http.server_close()
-        while not poller.latest().error:  # type: ignore[union-attr]
-            assert time.time() < deadline + 10
-            time.sleep(0.05)
+        until(lambda s: bool(s.error))
     finally:
         poller.stop()
