@@ -97,7 +97,6 @@ class Manifest:
             "last_rows",
             "last_norm",
             "model_hash",
-            "data_sha256",
         )
         return {k: list(v) if isinstance(v := getattr(self, k), tuple) else v for k in keys}
 

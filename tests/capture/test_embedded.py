@@ -143,6 +143,7 @@ def test_states_are_the_models_own_and_proved(engine: Engine, tmp_path: Path) ->
     assert check_states([out], rows_of(data), 20).ok
 
 
+@pytest.mark.slow
 def test_kill_9_of_server_and_client_at_random_moments_then_resume(engine: Engine, tmp_path: Path) -> None:
     data = data_file(tmp_path / "d.jsonl", 150)
     rng = random.Random(3)
@@ -245,6 +246,7 @@ def test_the_disk_need_is_told_before_and_refused_when_it_does_not_fit(engine: E
     assert "may be used" in told and "fp8" in told
 
 
+@pytest.mark.slow
 def test_prepare_resumes_grows_and_survives_a_restart(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
