@@ -513,12 +513,14 @@ class Exchange:
             size = len(json.dumps(text)) - 2
             if self.keep_text:
                 self.text += text
-        # after the first text an open event without text may still hold a token (half a character, a special token): it
-        # counts, as on the quick path, unless the server's running count says otherwise; before, it is the role chunk
+        # An event without text may still hold a token (half a character, a special token). The server's running count says
+        # so; without one an open event after the first text counts, as on the quick path. The role chunk never does.
         if not held:
-            if choice.get("finish_reason") or not self.cumulative:
-                return False
-            if total is not None and total <= self.cumulative[-1]:
+            if total is not None:
+                told = max(self.cumulative[-1], 0) if self.cumulative else 0
+                if total <= told or mapping(choice.get("delta")).get("role"):
+                    return False
+            elif choice.get("finish_reason") or not self.cumulative:
                 return False
         if total is not None and not usage_is_final(event):
             self.cumulative.append(int(total))
@@ -585,7 +587,11 @@ class Exchange:
         if not self.done_mark and not self.finish:
             self._set_error("truncated", "the stream ended without [DONE] or a finish reason")
         elif not self.stamps:
-            self._set_error("empty", "the answer held no token")
+            told = self.out_tokens or 0
+            self._set_error(
+                "empty",
+                f"no text came, the server counted {told} tokens" if told else "the answer held no token",
+            )
 
     @property
     def counted_by(self) -> str:

@@ -309,6 +309,25 @@ def test_first_read_with_several_tokens_is_spread_by_the_streams_own_gap() -> No
     assert record.t_first_ns == 800 and record.coalesced == 2
 
 
+def test_running_count_tells_tokens_without_text() -> None:
+    """A model may begin with a token that has no text: the server's count is what makes it one; a role chunk is none."""
+
+    def usage(n: int) -> dict[str, object]:
+        return {"usage": {"prompt_tokens": 1, "completion_tokens": n, "x": 0}}
+
+    ex = Exchange(0, "completions", 2)
+    ex.receive(HEAD + chunk(event(completion("", **usage(1)))), 10)
+    ex.receive(chunk(event(completion("", **usage(2)))), 20)
+    assert list(ex.stamps) == [10, 20] and ex.t_first == 10
+    chat = Exchange(0, "chat", 2)
+    role = {
+        "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
+        **usage(1),
+    }
+    chat.receive(HEAD + chunk(event(role)), 10)
+    assert not chat.stamps
+
+
 def test_endless_header_is_refused() -> None:
     answer = Answer()
     with pytest.raises(ProtocolError):
