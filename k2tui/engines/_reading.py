@@ -95,7 +95,7 @@ def read_whole(data: bytes | Iterable[bytes], now_s: float, evidence: Evidence) 
     year = time.localtime(now_s).tm_year
     pieces = iter([data] if isinstance(data, bytes) else data)
     first = next(pieces, b"")
-    if is_newest_first(read_lines(first[: 1 << 20], year)):
+    if is_newest_first(read_lines(first[: 256 << 10], year)):
         tracker.feed_lines(turn(read_lines(first + b"".join(islice(pieces, _TURNED_PIECES)), year)), now_s)
     else:
         tracker.feed(first, now_s)

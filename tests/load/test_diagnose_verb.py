@@ -1,0 +1,67 @@
+"""The verb as people call it: a real process, bad input included."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+def diagnose(*args: str, data: bytes | None = None):
+    return subprocess.run(
+        [sys.executable, "-m", "k2tui", "diagnose", *args], capture_output=True, input=data, timeout=90
+    )
+
+
+def test_json_has_exactly_the_promised_keys():
+    run = diagnose("--json", str(FIXTURES / "sglang/0.5.23/port-in-use.log"))
+    got = json.loads(run.stdout)
+    assert list(got) == [
+        "state", "phase", "shards", "root_cause", "root_cause_group", "proof_line", "proof_line_no", "remedy", "confidence", "software", "version",
+    ]  # fmt: skip
+    assert run.returncode == 1 and got["root_cause_group"] == "G19"
+    assert got["shards"] == {"done": 12, "total": 12, "draft_done": None, "draft_total": None}
+
+
+def test_stdin_and_context(tmp_path):
+    context = tmp_path / "c.json"
+    context.write_text('{"silence_s": 600, "alive": true, "something_new": [1]}')
+    log = b"Loading safetensors checkpoint shards:  21% Completed | 21/99 [00:29<02:01,  1.55s/it]\n"
+    run = diagnose("--json", "--context", str(context), "-", data=log)
+    got = json.loads(run.stdout)
+    assert (got["state"], got["root_cause"], run.returncode) == ("stalled", "load_stall_unknown", 3)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x00\xff\xfe" * 50_000, b"x" * 3_000_000, b"\n" * 100_000, b"\r" * 100_000],
+    ids=["empty", "binary", "one line", "newlines", "returns"],
+)
+def test_junk_gets_an_answer(tmp_path, content):
+    path = tmp_path / "junk.log"
+    path.write_bytes(content)
+    run = diagnose("--json", str(path))
+    assert json.loads(run.stdout)["root_cause"] == "healthy"
+    assert b"Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "missing", "fifo", "context"])
+def test_bad_input_is_one_clear_line(tmp_path, kind):
+    args = [str(tmp_path)]
+    if kind == "missing":
+        args = [str(tmp_path / "none.log")]
+    elif kind == "fifo":
+        os.mkfifo(tmp_path / "pipe")
+        args = [str(tmp_path / "pipe")]
+    elif kind == "context":
+        (tmp_path / "c.json").write_text("[1]")
+        args = ["--context", str(tmp_path / "c.json"), str(FIXTURES / "vllm/0.32.0/ready.log")]
+    run = diagnose(*args)
+    assert run.returncode in (1, 2) and run.stdout == b""
+    assert b"Traceback" not in run.stderr and run.stderr.startswith(b"k2tui: ")
