@@ -92,7 +92,9 @@ class ServerProbe:
 
     def poll(self, now_s: float) -> HttpStatus:
         """Model facts (until known) and load facts. error says in words why nothing answered."""
-        status = replace(self._known, checked_s=now_s, error="") if self._known else self._model(now_s)
+        # a release without /v1/loads is asked for its facts anew each time: else nobody would notice that it has gone
+        fresh = self._known is None or "/v1/loads" in self._missing
+        status = self._model(now_s) if fresh or self._known is None else replace(self._known, checked_s=now_s, error="")
         if status.error or status.model_path is None:
             return status
         self._known = status
