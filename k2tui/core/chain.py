@@ -313,8 +313,10 @@ def gate_unmet(text: str, result: Mapping[str, Any]) -> str:
         value = look_up(result, m[2])
         if m[1] == "exists":
             return "" if value is not None else f"{m[2]} is not there"
-        if m[1] in ("true", "false"):
-            return "" if value is (m[1] == "true") else f"{m[2]} is {value!r}"
+        if m[1] == "true":
+            return "" if value is True else f"{m[2]} is {value!r}"
+        if m[1] == "false":  # false, an empty text, or nothing
+            return "" if value is False or value is None or value == "" else f"{m[2]} is {value!r}"
         if m[1] == "finite":
             values = cast("list[Any]", value) if isinstance(value, list) else [value]
             bad = [v for v in values if _finite(v) is None]

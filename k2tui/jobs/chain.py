@@ -193,6 +193,7 @@ class ChainRun:
         for other in self.chain.steps:
             if other.name in self.prints:
                 known[f"{other.name}.out"] = str(self.out_of(other.name))
+                known[f"{other.name}.id"] = self.prints[other.name][:6]
             if outs_only:
                 continue
             record = self.records.get(other.name)
@@ -202,6 +203,7 @@ class ChainRun:
                 known[f"{other.name}.url"] = self._urls[other.name]
         if step.name in self.prints:
             known["out"] = str(self.out_of(step.name))
+            known["id"] = self.prints[step.name][:6]
         return known
 
     # ---- records

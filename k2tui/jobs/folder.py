@@ -24,7 +24,7 @@ from k2tui.core.job import Job, JobSpec, JobState, Progress
 from k2tui.errors import K2Error, UsageError
 from k2tui.jobs import procs
 from k2tui.jobs.locks import is_held
-from k2tui.jobs.start import NAME_TAKEN, PACKAGE_ROOT, keeper_argv, start_adopter
+from k2tui.jobs.start import NAME_TAKEN, keeper_argv, start_adopter
 from k2tui.jobs.state import as_object, read_events, read_job, read_json, read_spec
 
 _EPOCH_MS = 1_735_689_600_000  # 2025-01-01
@@ -244,7 +244,7 @@ def _hand_over(argv: list[str], env: Mapping[str, str], handed: bytes, lock_fd: 
 
     keeper = subprocess.Popen(
         argv,
-        cwd=PACKAGE_ROOT,
+        cwd="/",
         env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

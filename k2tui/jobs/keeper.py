@@ -26,7 +26,7 @@ from k2tui.core.job_queue import Waiter
 from k2tui.core.job_words import exit_words
 from k2tui.jobs import conditions, procs
 from k2tui.jobs.locks import Room, is_held
-from k2tui.jobs.start import NAME_TAKEN, PACKAGE_ROOT, start_adopter
+from k2tui.jobs.start import NAME_TAKEN, module_argv, start_adopter
 from k2tui.jobs.state import ENDED_ALONE, WORK_LOCK, fold_job, read_job
 from k2tui.jobs.writer import Journal
 
@@ -41,8 +41,8 @@ def tell(folder: Path, lock_fd: int) -> None:
     """Let the user's command and webhook hear of the end: in a process of its own, after everything was written."""
     os.close(lock_fd)
     subprocess.Popen(
-        [sys.executable, "-m", "k2tui.notify", "job", str(folder)],
-        cwd=PACKAGE_ROOT,
+        module_argv("k2tui.notify", "job", str(folder)),
+        cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -639,5 +639,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    os._exit(code)
+    os._exit(main(sys.argv[1:]))

@@ -130,12 +130,16 @@ def test_the_course_of_a_loss(tmp_path: Path) -> None:
         ("exists result.deep", True),
         ("exists result.none", False),
         ("true result.flag", True),
+        ("false result.flag", False),
+        ("false result.empty", True),
+        ("false result.missing", True),
+        ("false result.rows", False),
         ("result.losses.-1 < 2", True),
     ],
 )
 def test_gates(gate: str, ok: bool) -> None:
     result = {
-        "rows": 10, "first": 5.0, "last": 2.5, "deep": {"x": 1}, "nan": math.nan, "flag": True,
+        "rows": 10, "first": 5.0, "last": 2.5, "deep": {"x": 1}, "nan": math.nan, "flag": True, "empty": "",
         "losses": [5, 4, 4.5, 3, 2, 1.5], "rising": [1, 2, 3, 4], "broken": [3, math.inf, 1],
     }  # fmt: skip
     why = gate_unmet(gate, result)
