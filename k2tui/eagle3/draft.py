@@ -374,7 +374,9 @@ class Eagle3Draft(nn.Module):
         if c.fc_norm:
             thirds = aux.chunk(c.num_aux, -1)
             weights = (cast(Weight, w).weight for w in self.fc_norm)
-            aux = torch.cat([rms_norm(x, w, c.rms_norm_eps) for x, w in zip(thirds, weights, strict=True)], -1)
+            aux = torch.cat(
+                [rms_norm(x, w, c.rms_norm_eps) for x, w in zip(thirds, weights, strict=True)], -1
+            )
         return aux.to(self.fc.weight.dtype) @ self.fc.weight.t()
 
     def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

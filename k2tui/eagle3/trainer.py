@@ -385,7 +385,9 @@ class Trainer:
         """Train to the end (or until told to stop); returns the result that the job reports. Raises K2Error on an alarm."""
         o = self.options
         self.out.mkdir(parents=True, exist_ok=True)
-        if not o.resume and self.ranks.is_first:  # asked to start again: saves of the earlier run would outrank the new ones
+        if (
+            not o.resume and self.ranks.is_first
+        ):  # asked to start again: saves of the earlier run would outrank the new ones
             shutil.rmtree(self.out / "saves", ignore_errors=True)
         resumed = self._resume()
         self.metrics = (
