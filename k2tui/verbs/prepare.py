@@ -68,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
     from k2tui.dataset.filters import FilterRules
     from k2tui.dataset.prepare import Preparation, Sampling, Speed
     from k2tui.dataset.prompts import read_prompts, select
-    from k2tui.dataset.rows import RowFile
     from k2tui.jobs.report import report_progress, report_result
 
     url = args.url
@@ -78,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
         profile = config.load().get_profile("")
         url = f"http://{profile.host}:{profile.port}"
     out = Path(args.out)
-    there = len(RowFile(out)) if out.exists() else 0
     every = (p for path in args.prompts for p in read_prompts(Path(path), multi_turn=not args.first_turn))
     prompts, left_out = select(every, None, balance=args.balance, per_source=args.per_source, seed=args.seed)
     tty = sys.stderr.isatty()
@@ -109,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if tty:
             sys.stderr.write("\n")
+    there = work.existing
     outcomes = {**{k: v for k, v in work.outcomes.items() if v}, **dict(left_out)}
     result: dict[str, Any] = {
         "rows": there + work.kept,
