@@ -45,8 +45,8 @@ def main() -> int:
     python = sys.executable
     programs: list[tuple[str, list[str], str, str, str]] = [
         # name, command, keys sent first, keys of the latency test, keys that quit
-        ("k2tui, GPU screen", [python, "-m", "k2tui"], "2", "down,up", "q"),
-        ("k2tui, one GPU", [python, "-m", "k2tui"], "2,enter", "right,left", "esc,q"),
+        ("k2tui GPU screen", [python, "-m", "k2tui"], "2", "down,up", "q"),
+        ("k2tui one GPU", [python, "-m", "k2tui"], "2,enter", "right,left", "esc,q"),
         ("nvitop", [find("nvitop", "/opt/nvitop/bin/nvitop")], "", "down,up", "q"),
         ("gpustat -a -i 1", [find("gpustat", "/opt/nvitop/bin/gpustat"), "-a", "-i", "1"], "", "", "ctrl+c"),
         ("nvtop", [find("nvtop")], "", "down,up", "q"),
