@@ -89,9 +89,12 @@ class CkptStates:
 
 
 class FolderStates:
-    """A states folder of `k2tui extract` (k2tui.states)."""
+    """A states folder of `k2tui extract` (k2tui.states). norm: the target's final norm, applied to sets that were saved
+    before it (the manifest says so); such a set without it is refused."""
 
-    def __init__(self, *folders: Path, max_length: int = 0) -> None:
+    def __init__(
+        self, *folders: Path, max_length: int = 0, norm: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         from k2tui.states import StatesReader
 
         self.reader = StatesReader(*folders)
@@ -100,6 +103,14 @@ class FolderStates:
             raise K2Error(
                 f"{folders[0]}: holds no last hidden states, so there is nothing to learn from",
                 "extract again with last hidden states",
+            )
+        self.norm = norm if self.manifest.last_norm == "pre" else None
+        if self.manifest.last_norm not in ("pre", "post") or (
+            self.manifest.last_norm == "pre" and norm is None
+        ):
+            raise K2Error(
+                f"{folders[0]}: last hidden states of kind {self.manifest.last_norm!r}",
+                "known: post (after the final norm), pre",
             )
         self.lengths = [min(n, max_length) if max_length else n for n in self.reader.lengths]
 
@@ -111,13 +122,16 @@ class FolderStates:
 
     def sample(self, index: int) -> Sample:
         found, n = self.reader[index], self.lengths[index]
-        return Sample(found.input_ids[:n], found.loss_mask[:n].bool(), found.aux[:n], found.last[:n])
+        last = found.last[:n] if self.norm is None else self.norm(found.last[:n])
+        return Sample(found.input_ids[:n], found.loss_mask[:n].bool(), found.aux[:n], last)
 
 
-def open_states(path: Path, max_length: int = 0) -> FolderStates | CkptStates:
-    """The states in a folder, by what lies there. Raises K2Error."""
+def open_states(
+    path: Path, max_length: int = 0, norm: Callable[[Tensor], Tensor] | None = None
+) -> FolderStates | CkptStates:
+    """The states in a folder, by what lies there. norm: see FolderStates. Raises K2Error."""
     if (path / "manifest.json").exists():
-        return FolderStates(path, max_length=max_length)
+        return FolderStates(path, max_length=max_length, norm=norm)
     if not path.is_dir():
         raise K2Error(f"{path}: no such folder", "k2tui extract writes one")
     if next(path.rglob("*.ckpt"), None) is not None:

@@ -75,7 +75,7 @@ def offline(args: argparse.Namespace) -> dict[str, Any]:
     dtype = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
     folder = target_folder(args.target)
     target = load_target(folder)
-    states = open_states(Path(args.states))
+    states = open_states(Path(args.states), norm=target.normed)
     origin = guard.origin_of(states)
     accept = tuple(a for a in args.accept.split(",") if a)
     guard.refuse(guard.against_target(origin, folder, target.hidden_size, target.vocab_size), accept)

@@ -234,7 +234,7 @@ class Trainer:
 
     def _open(self) -> tuple[States, States]:
         o = self.options
-        self.whole = open_states(Path(o.states), o.max_length)
+        self.whole = open_states(Path(o.states), o.max_length, self.target.normed)
         if (
             isinstance(self.whole, FolderStates)
             and self.whole.manifest.last_rows == "loss"
@@ -245,7 +245,7 @@ class Trainer:
                 "leave --mask at 'next', or extract with --last all",
             )
         if o.eval_states:
-            held = open_states(Path(o.eval_states), o.max_length)
+            held = open_states(Path(o.eval_states), o.max_length, self.target.normed)
             guard.refuse(
                 guard.against_other(guard.origin_of(self.whole), guard.origin_of(held), o.eval_states),
                 o.accept,

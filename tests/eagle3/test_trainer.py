@@ -365,3 +365,15 @@ def test_an_mla_draft_of_eagle_3_1_trains_from_scratch(place: Path, tmp_path: Pa
     )
     losses = [row["loss"] for row in curve(tmp_path / "out")]
     assert losses[-1] < losses[0]  # type: ignore[operator]
+
+
+def test_states_saved_before_the_final_norm_are_normed(place: Path, tmp_path: Path) -> None:
+    head = world.make_target(tmp_path / "t")
+    samples = world.make_samples(head, 4)
+    world.write_states(tmp_path / "pre", samples, place / "target", last_norm="pre")
+    trainer = Trainer(options(place, tmp_path / "out", states=str(tmp_path / "pre")), say=lambda text: None)
+    got = trainer.whole.sample(0).last.float()
+    want = samples[0].last.float()
+    torch.testing.assert_close(
+        got, want / (want.square().mean(-1, keepdim=True) + 1e-5).sqrt(), rtol=1e-2, atol=1e-2
+    )
