@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from k2tui.core.job import Job, JobState
-from k2tui.core.load import LoadView, State
+from k2tui.core.load import LoadView, ShardCount, State
 from k2tui.core.server import HttpStatus
 from k2tui.core.server_jobs import is_live, server_jobs
 from k2tui.core.snapshot import ServerView
@@ -77,6 +77,10 @@ class Follower:
         self._grew_s = time.time()
         self._generation = 0
         self._last_size = -1
+        self._shards: ShardCount | None = None  # as last seen
+        self._shard_sizes: list[int] = []
+        if learns and target.model and Path(target.model).is_dir():
+            self._shard_sizes = _sizes(Path(target.model))
         if target.log is not None:
             self._tail = Tail(target.log)
             size = self._tail.size()
@@ -137,8 +141,12 @@ class Follower:
         ours = job is not None or bool(self.target.url) or self.target.pid is not None
         if http is not None and http.model_path is None and not ours:
             http = None
+        target = self._shards
+        known = self._shard_sizes if target is not None and target.total == len(self._shard_sizes) else []
         self.tracker.evidence(
             Evidence(
+                bytes_total=sum(known) or None,
+                bytes_done=sum(known[: target.done]) if known and target is not None else None,
                 alive=alive,
                 exit_code=exit_code,
                 silence_s=max(0.0, now_s - self._grew_s) if self._tail is not None else None,
@@ -163,6 +171,7 @@ class Follower:
 
     def view(self, now_s: float, http: HttpStatus | None) -> ServerView:
         load = self.load_view(now_s, http)
+        self._shards = load.target
         if self._recorder is not None:
             self._recorder.look(load, now_s)
         return ServerView(
@@ -217,3 +226,11 @@ def running_server(jobs: Sequence[Job] | None = None) -> Job:
         if is_live(job):
             return job
     raise NotReadyError("no server of k2tui's is running", "start one: k2tui up PROFILE (k2tui config profiles lists them)")
+
+
+def _sizes(folder: Path) -> list[int]:
+    """Bytes of each weight file in load order (by name); [] when the folder cannot be read."""
+    try:
+        return [f.stat().st_size for f in sorted(folder.glob("*.safetensors"))]
+    except OSError:
+        return []

@@ -36,7 +36,8 @@ QUERY = (
 SERVER = """
 import os, subprocess, sys
 children = [subprocess.Popen([f"sglang::scheduler_TP{i}", "-c", open(sys.argv[1]).read(), str(i), sys.argv[2 + i]],
-            executable=sys.executable) for i in range(int(len(sys.argv) - 2))]
+            executable=sys.executable, env=dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p)))
+            for i in range(int(len(sys.argv) - 2))]  # a process with another title does not find its venv by itself
 print("ranks", *[c.pid for c in children], flush=True)
 for c in children: c.wait()
 """
