@@ -29,6 +29,7 @@ from k2tui.core.server_jobs import shown_servers
 from k2tui.core.snapshot import Notice, ServerView, Snapshot, StageInfo
 from k2tui.errors import K2Error, NotReadyError
 from k2tui.jobs import folder
+from k2tui.notify import Notifier
 from k2tui.orders import open_plan, preview_stage, submit_stage
 from k2tui.servers import Follower, Target, target_of
 from k2tui.sources.gpuhistory import GpuHistory, read_curves
@@ -98,6 +99,10 @@ class Monitor:
         self._bench_key: object = None
         self._servers: tuple[ServerView, ...] = ()
         self._notices: list[Notice] = []
+        self._alerts: list[tuple[int, str]] = []
+        self._is_whole = False
+        self._ready: list[str] = []
+        self._notifier = Notifier(config.notify, write=self._alert, on_error=lambda text: self._note("warning", text, key="notify"))
         self._errors: dict[str, str] = {}
         self._stages: tuple[StageInfo, ...] = ()
         self._lock = threading.Lock()
@@ -153,6 +158,8 @@ class Monitor:
             is_demo=self._is_demo,
             profile=self._profile,
             profiles=tuple(sorted(self._config.profiles)),
+            is_whole=self._is_whole,
+            alerts=tuple(self._alerts),
         )
 
     def log(self, key: str) -> LogPort:
@@ -163,8 +170,22 @@ class Monitor:
 
     # ---- the loop
 
+    def _alert(self, text: str) -> None:
+        """For the user's own terminal; the screen writes it between two frames."""
+        self._alerts.append((self._alerts[-1][0] + 1 if self._alerts else 1, text))
+        del self._alerts[:-20]
+
+    def _adopt(self) -> None:
+        """Jobs whose keeper was killed get a new one."""
+        try:
+            for job_id in folder.adopt_orphans():
+                self._note("information", f"{job_id}: its keeper was gone, a new one watches it")
+        except K2Error as err:
+            self._note("warning", err.message, key="adopt")
+
     def _run(self) -> None:
         last_look = 0.0
+        self._adopt()
         while not self._halt.is_set():
             now = time.time()
             try:
@@ -173,6 +194,11 @@ class Monitor:
                     self._look(now)
                     last_look = time.monotonic()
                 changed = self._step(now)
+                if not self._is_whole:
+                    self._is_whole = all(f.poller is None or f.poller.latest() is not None for f in self._followed.values())
+                    changed = changed or self._is_whole
+                if looked:
+                    self._notifier.look(self.snapshot(), now)
                 if looked or changed:
                     self._on_change()
             except Exception as err:  # the watcher must outlive anything that a log or a file can do
@@ -202,12 +228,14 @@ class Monitor:
                 followed.follower.target = target
             self._followed[target.key].follower.look(now)
         self._measure_gpu()
-        ready = [s.key for s in self._servers if s.load.state in (State.READY, State.DEGRADED)]
-        try:
-            self._plan.sync(self._jobs, ready)
-        except K2Error as err:
-            self._note("warning", err.message, key="plan")
-        self._board = self._plan.linked(self._jobs, ready)
+        self._ready = [s.key for s in self._servers if s.load.state in (State.READY, State.DEGRADED)]
+        if self._is_whole:  # before that nobody knows what is ready, and the plan must not be told otherwise
+            try:
+                self._plan.sync(self._jobs, self._ready)
+            except K2Error as err:
+                self._note("warning", err.message, key="plan")
+        self._plan.poll()
+        self._board = self._plan.linked(self._jobs, self._ready)
         self._read_bench()
 
     def _step(self, now: float) -> bool:
@@ -289,7 +317,7 @@ class Monitor:
         found: list[StageInfo] = []
         for name in stages.names():
             stage = stages.get(name)
-            found.append(StageInfo(stage.name, stage.title, stage.key, stage.unavailable(self._config), stage.help))
+            found.append(StageInfo(stage.name, stage.title, stage.key, stage.unavailable(self._config), stage.help, stage.fields))
         return tuple(found)
 
     # ---- the door's orders
@@ -327,7 +355,7 @@ class Monitor:
 
     def set_task(self, task_id: str, **changes: str) -> None:
         self._plan.set_task(task_id, **changes)
-        self._board = self._plan.linked(self._jobs)
+        self._board = self._plan.linked(self._jobs, self._ready)
         self._hurry()
 
     def add_task(self, content: str, priority: str = "medium") -> None:

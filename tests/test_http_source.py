@@ -77,7 +77,7 @@ def test_vllm(server: Server) -> None:
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1,2]", b"null", b'{"model_path": 3}', b"", b"[" * 100_000])
 def test_strange_answers_do_no_harm(server: Server, body: bytes) -> None:
-    server.answers = {p: (200, body) for p in ("/model_info", "/server_info", "/v1/loads", "/v1/models")}
+    server.answers = dict.fromkeys(("/model_info", "/server_info", "/v1/loads", "/v1/models"), (200, body))
     status = ServerProbe(server.url).poll(1.0)
     assert status.model_path is None
 

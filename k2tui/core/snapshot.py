@@ -34,6 +34,7 @@ class StageInfo:
     key: str = ""
     unavailable: str = ""
     help: str = ""
+    fields: tuple[tuple[str, str, str], ...] = ()  # (parameter, first value, hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +58,5 @@ class Snapshot:
     is_demo: bool = False
     profile: str = ""
     profiles: tuple[str, ...] = ()
+    is_whole: bool = True  # False until everything was looked at once
+    alerts: tuple[tuple[int, str], ...] = ()  # (number, terminal code): a bell or a notification that the terminal itself shows

@@ -38,6 +38,7 @@ class Stage:
     order: int
     plan: Callable[[Any, Mapping[str, Any]], StagePlan]
     key: str = ""
+    fields: tuple[tuple[str, str, str], ...] = ()  # the dashboard's form: (parameter, first value, hint)
     unavailable: Callable[[Any], str] = lambda config: ""
 
 

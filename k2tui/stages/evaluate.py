@@ -57,6 +57,7 @@ STAGE = Stage(
     title="Evaluate the draft",
     help="expected accept length on held-out states, or accept length and speed on the running server",
     order=60,
+    fields=(("draft", "", "folder of the draft"), ("states", "states", "held-out states")),
     plan=_plan,
     key="",
 )

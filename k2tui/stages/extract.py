@@ -58,6 +58,7 @@ STAGE = Stage(
     title="Extract hidden states",
     help="capture the server's own hidden states of a data file, checked and resumable",
     order=40,
+    fields=(("data", "tokenized_data.jsonl", "what prepare wrote"), ("out", "states", "a new folder")),
     plan=_plan,
     key="x",
 )

@@ -43,6 +43,7 @@ STAGE = Stage(
     title="Prepare the data",
     help="make tokenized_data.jsonl from prompts, answered by the running server; adds to what is there",
     order=30,
+    fields=(("prompts", "", "a JSONL file or a folder of prompts"), ("out", "tokenized_data.jsonl", "rows are added to what is there")),
     plan=_plan,
     key="p",
 )

@@ -83,6 +83,7 @@ STAGE = Stage(
     title="Train the draft",
     help="train an EAGLE-3 draft on captured states; resumes by itself, exports what SGLang and vLLM load",
     order=50,
+    fields=(("states", "states", "what extract wrote"), ("target", "", "folder of the target model; empty = the profile's"), ("out", "draft", "a folder for saves and drafts")),
     plan=_plan,
     key="t",
     unavailable=_unavailable,

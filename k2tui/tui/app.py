@@ -107,6 +107,7 @@ class Dashboard(QuietApp):
         self.gpu_sort = ""
         self.messages: list[tuple[float, str, str]] = []
         self._notices_seen: set[tuple[float, str]] = set()
+        self._alerts_seen: int | None = None
         self._has_drawn = False
         self._is_due = False
         self._next_draw: asyncio.TimerHandle | None = None
@@ -200,6 +201,7 @@ class Dashboard(QuietApp):
         task_id = deck.selected_key("board") if deck is not None else ""
         self.view = View(snap, self.clock(), self.history, self.glyphs, self.server_key, task_id, self.gpu_sort)
         self._note_notices(snap)
+        self._pass_alerts(snap)
         if deck is not None:
             with self.batch_update():
                 deck.draw(self.view)
@@ -241,6 +243,16 @@ class Dashboard(QuietApp):
                 self.say(notice.text, notice.severity)
             else:
                 self.messages.append((notice.at_s, notice.severity, notice.text))
+
+    def _pass_alerts(self, snap: Snapshot) -> None:
+        """Bells and notifications of the user's own terminal, each once, in the order of the frames."""
+        newest = snap.alerts[-1][0] if snap.alerts else 0
+        if self._alerts_seen is None:
+            self._alerts_seen = newest  # what was there before this screen is old
+        for number, code in snap.alerts:
+            if number > self._alerts_seen and self._driver is not None:
+                self._driver.write(code)
+        self._alerts_seen = max(self._alerts_seen, newest)
 
     def on_log_view_said(self, event: LogView.Said) -> None:
         self.say(event.text, event.severity)
@@ -366,7 +378,7 @@ class Dashboard(QuietApp):
             fields = [Field(k, labels.get(k, (k, ""))[0], v, labels.get(k, (k, ""))[1]) for k, v in self.settings.bench.items()]
             form = Launch("Benchmark", preview, fields=[*fields, Field("label", "label", "", "a name for the rows (optional)")], run_label="Run benchmark")
         else:
-            form = Launch(info.title, preview, run_label=info.title)
+            form = Launch(info.title, preview, fields=[Field(n, n, first, hint) for n, first, hint in info.fields], run_label=info.title)
         self.push_screen(form, launch)
 
     def action_stop_server(self) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from k2tui.errors import UsageError
 
 if TYPE_CHECKING:
     from k2tui.core.board import Board, Task
+    from k2tui.core.job import Job
     from k2tui.sources.plan import PlanFile
 
 HELP = "the task board: list, set, add, edit, move tasks of a plan file (JSON, Markdown or TOML)"
@@ -87,8 +89,22 @@ def _read(args: argparse.Namespace) -> tuple[PlanFile, Board]:
     if plan.board.error:
         raise UsageError(plan.board.error, "fix that line; the file was left alone")
     jobs = folder.list_jobs()
-    plan.sync(jobs)
-    return plan, plan.linked(jobs)
+    ready = _ready(jobs)
+    plan.sync(jobs, ready)
+    return plan, plan.linked(jobs, ready)
+
+
+def _ready(jobs: Sequence[Job]) -> list[str]:
+    """Ids of live server jobs that are ready: read from their logs and asked once, as `status` does."""
+    from k2tui.core.server_jobs import is_live, server_jobs
+
+    live = [j for j in server_jobs(jobs) if is_live(j)]
+    if not live:
+        return []
+    from k2tui.core.load import State
+    from k2tui.servers import look_once, target_of
+
+    return [j.spec.id for j in live if look_once(target_of(j)).load.state in (State.READY, State.DEGRADED)]
 
 
 def _task(board: Board, word: str) -> Task:

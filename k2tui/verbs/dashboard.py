@@ -164,9 +164,9 @@ def _plain(backend: Backend, config: Config, args: argparse.Namespace | None) ->
     changed = threading.Event()
     backend.start(changed.set)
     try:
-        end = time.monotonic() + 3.0
+        end = time.monotonic() + 6.0
         changed.wait(1.5)
-        while time.monotonic() < end and backend.snapshot().host is None:
+        while time.monotonic() < end and ((snap := backend.snapshot()).host is None or not snap.is_whole):
             changed.clear()
             changed.wait(0.2)
         try:

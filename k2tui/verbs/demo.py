@@ -127,10 +127,13 @@ def run(args: argparse.Namespace) -> int:
     # a slow disk is played (0.06 s a shard), so that there is a load to watch
     job_id, _ = start_server(loaded, args.port, ["--load-delay-s", "0.06"])
     code = show(loaded, is_demo=True)
+    import shutil
+
     from k2tui.core.server_jobs import is_live
     from k2tui.jobs import folder
 
+    k2 = "k2tui" if shutil.which("k2tui") else sys.argv[0]
     job = folder.get(job_id)
     if is_live(job):
-        print(f"The demo's server still runs (job {job_id}). Look again: k2tui. Stop it: k2tui down")
+        print(f"The demo's server still runs (job {job_id}). Look again: {k2}. Stop it: {k2} down")
     return code

@@ -126,11 +126,16 @@ def run(args: argparse.Namespace) -> int:
             except OSError:
                 raise UsageError("no terminal to draw on", "use --once, or give the log as a file") from None
         from k2tui import config
-        from k2tui.monitor import Monitor
         from k2tui.verbs.dashboard import show_backend
 
         loaded = config.load(args.config)
-        return show_backend(Monitor(loaded, watch=[target]), loaded)
+
+        def backend() -> Any:
+            from k2tui.monitor import Monitor  # late: the first paint does not wait for it
+
+            return Monitor(loaded, watch=[target])
+
+        return show_backend(backend, loaded)
     finally:
         if spool is not None:
             spool.close()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from k2tui.core.launch_rules import GpuFact, LaunchFacts, boundaries_of, check_all
+
 from .test_modelmath import KIMI, LLAMA_8B
 
 PCIE = tuple(GpuFact(i, "NVIDIA RTX PRO 6000", 120, int(96e9), int(95.5e9)) for i in range(8))

@@ -34,8 +34,10 @@ def start() -> Iterator[object]:
 def test_first_screen_keys_and_quit(start) -> None:  # type: ignore[no-untyped-def]
     t = start("loading", "--still")
     t.wait_for("26/64")
-    shown = t.screen()
-    assert sum("/141G" in line for line in shown) == 8
+    end = time.monotonic() + 20
+    while sum("/141G" in line for line in t.screen()) < 8 and time.monotonic() < end:
+        t.pump(0.1)
+    assert sum("/141G" in line for line in t.screen()) == 8
     t.send("4")
     t.wait_for("stage  serve")
     t.send("1")

@@ -9,7 +9,21 @@ from typing import Any
 import pytest
 
 from k2tui.config import Profile
-from k2tui.core.tuning import Space, Trial, apply, combination, drift, key_of, parse_space, planned, table, trial_from_json, trial_to_json, winner, words
+from k2tui.core.tuning import (
+    Space,
+    Trial,
+    apply,
+    combination,
+    drift,
+    key_of,
+    parse_space,
+    planned,
+    table,
+    trial_from_json,
+    trial_to_json,
+    winner,
+    words,
+)
 from k2tui.errors import UsageError
 from k2tui.tune.folder import TuneFolder, read_space
 

@@ -240,6 +240,8 @@ def verdict_lines(server: ServerView, view: View, width: int, height: int) -> li
 
 def draw(view: View, width: int, height: int) -> Picture:
     server = view.server
+    if server is None and not view.snap.is_whole:
+        return Picture((Row("", text_line("looking ...", "dim")),))
     if server is None:
         lines = [
             text_line("No server yet.", "bold"),

@@ -8,6 +8,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
+from textual.widget import Widget
 from textual.widgets._input import Input
 
 from k2tui.tui.lines import Seg, width
@@ -27,6 +28,7 @@ class Prompt(Horizontal):
         self._label = label
         self._initial = initial
         self._done = done
+        self._before: Widget | None = None
 
     def compose(self) -> ComposeResult:
         label = Lines()
@@ -37,13 +39,20 @@ class Prompt(Horizontal):
         yield field
 
     def on_mount(self) -> None:
+        self._before = self.screen.focused
         self.query_one(Lines).show([(Seg(f" {self._label} ", "key bold"),)])
         self.query_one(Input).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.remove()
+        self._leave()
         self._done(event.value)
 
     def action_drop(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        """The keys go back to where they went before."""
+        if self._before is not None and self._before.is_attached:
+            self._before.focus()
         self.remove()
