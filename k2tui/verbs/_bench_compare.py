@@ -9,6 +9,7 @@ from pathlib import Path
 from k2tui.benchdb import BenchDb
 from k2tui.core.bench import BenchRow
 from k2tui.core.bench_compare import METRICS, Comparison, compare
+from k2tui.errors import UsageError
 
 
 def side(db: BenchDb, text: str) -> list[BenchRow]:
@@ -24,6 +25,8 @@ def side(db: BenchDb, text: str) -> list[BenchRow]:
 def load_comparison(args: argparse.Namespace) -> list[Comparison]:
     with BenchDb(Path(args.db) if args.db else None, readonly=True) as db:
         base, new = side(db, args.base), side(db, args.new)
+        if {r.run_id for r in base} & {r.run_id for r in new}:
+            raise UsageError(f"{args.base!r} and {args.new!r} mean the same run", "give two runs: k2tui bench list shows their ids")
         noise: dict[str, float] = {}
         for metric in METRICS:
             found = db.noise(platform.node(), base[0].workload_fp, metric)
