@@ -193,7 +193,7 @@ def _told(path: Path) -> Iterator[None]:
     """SQLite's errors in words for people."""
     try:
         yield
-    except sqlite3.DatabaseError as err:
+    except sqlite3.Error as err:
         text = str(err)
         if "full" in text:
             raise K2Error(
@@ -206,6 +206,10 @@ def _told(path: Path) -> Iterator[None]:
         if "not a database" in text or "malformed" in text:
             raise K2Error(
                 f"{path} is no k2tui store or is damaged ({text})", "move it away; a new one is made"
+            ) from None
+        if "disk I/O" in text:
+            raise K2Error(
+                f"{path}: the disk failed to read or write ({text})", "check the disk, or give --db PATH"
             ) from None
         if "readonly" in text or "unable to open" in text:
             raise K2Error(
@@ -225,15 +229,25 @@ class BenchDb:
 
     def _open(self) -> None:
         """Connect if there is something to connect to; a reader tries again until there is."""
-        if self.readonly and not self.path.exists():
+        try:
+            is_there, is_folder = self.path.exists(), self.path.is_dir()
+        except OSError as err:  # no permission on the folder, a broken disk
+            raise K2Error(
+                f"{self.path} cannot be read: {err.strerror or err}",
+                "check the folder's permissions, or give --db PATH",
+            ) from None
+        if self.readonly and not is_there:
             return
         with _told(self.path):
             if not self.readonly and str(self.path) != ":memory:":
                 try:
                     paths.ensure_dir(self.path.parent)
                 except OSError as err:
-                    raise K2Error(f"cannot make the folder {self.path.parent}: {err.strerror}") from None
-            if self.path.is_dir():
+                    raise K2Error(
+                        f"cannot make the folder {self.path.parent}: {err.strerror}",
+                        "check its permissions, or give --db PATH",
+                    ) from None
+            if is_folder:
                 raise K2Error(f"{self.path} is a folder, not a store", "give a file with --db")
             db = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
             try:

@@ -69,6 +69,9 @@ def ms(value: float | None) -> str:
     return f"{value / 1000:.3g} s" if value >= 1000 else num(value)
 
 
+COUNTED = ("requests", "tokens")  # units of counts
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column. priority: lower is kept longer when the width runs out. shown: leave it out when no row has a value."""
@@ -108,7 +111,8 @@ def marks(row: BenchRow) -> str:
 
 COLUMNS: tuple[Column, ...] = (
     Column("", marks, False, 0, 3),
-    Column("label", lambda r: clean(r.label or r.run_id[-6:]), False, 1, 24),
+    Column("label", lambda r: clean(r.label), False, 1, 24),
+    Column("id", lambda r: clean(r.run_id[-6:]), False, 4, 6),
     Column("model", lambda r: clean(r.model.rsplit("/", 1)[-1]), False, 8, 18),
     Column("engine", lambda r: clean(f"{r.engine} {r.version}".strip()), False, 9, 16),
     Column("workload", lambda r: clean(r.workload), False, 7, 24),
@@ -242,7 +246,7 @@ def detail(row: BenchRow, metrics: Sequence[Metric], facts: Mapping[str, Any], w
     lines = [f"  {line}" for line in table]
     facts_lines = grid(
         ["figure", "value", "unit", "95 %"],
-        [[m.name.rpartition(".")[0] + ("" if m.stat == "value" else f"[{m.stat}]"), num(m.value, 4), m.unit, _interval(m)]
+        [[m.name.rpartition(".")[0] + ("" if m.stat == "value" else f"[{m.stat}]"), _figure(m), m.unit, _interval(m)]
          for m in single],
         [False, True, False, False],
     )  # fmt: skip
@@ -256,6 +260,13 @@ def detail(row: BenchRow, metrics: Sequence[Metric], facts: Mapping[str, Any], w
     return "\n".join(
         fit(x, width) for x in [*head, "", *lines, "", *(f"  {x}" for x in facts_lines), "", *tail]
     )
+
+
+def _figure(m: Metric) -> str:
+    """A value that stands alone; what is counted shows as a whole number."""
+    if m.unit in COUNTED and float(m.value).is_integer():
+        return f"{int(m.value):,}"
+    return num(m.value, 4)
 
 
 def _short(value: Any) -> str:

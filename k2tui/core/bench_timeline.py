@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from k2tui.core.bench_record import RequestRecord, inter_token_gaps
 from k2tui.core.bench_sweep import bar
-from k2tui.core.bench_table import fit, grid, ms, num
+from k2tui.core.bench_table import fit, grid, ms
 
 MOST_LINES = 200  # of a timeline; a longer run shows its slowest requests
 
@@ -70,13 +70,13 @@ def histogram(
     body = [
         [
             f"{ms(low + k * step)} …",
-            num(float(n)) if n else "0",
+            f"{n:,}",
             bar(n / most, width // 2, ascii_only=ascii_only),
         ]
         for k, n in enumerate(counts)
     ]
     if above:
-        body.append([f"above {ms(high)}", num(float(above)), f"longest {ms(ordered[-1])}"])
+        body.append([f"above {ms(high)}", f"{above:,}", f"longest {ms(ordered[-1])}"])
     return [title, *(f"  {line}" for line in grid(["ms", "n", ""], body, [True, True, False]))]
 
 

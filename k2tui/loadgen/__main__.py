@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from k2tui.errors import K2Error
 from k2tui.loadgen import options
+
+PARENT_ENV = "K2TUI_LOADGEN_PARENT"  # pid of the command that must not be outlived
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """On Linux: SIGTERM when the parent named by the environment ends, however it ends. Else nothing."""
+    parent = os.environ.pop(PARENT_ENV, "")
+    if not parent or sys.platform != "linux":
+        return
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    except (OSError, AttributeError):  # a system without prctl: the parent still forwards its own signals
+        return
+    if str(os.getppid()) != parent:
+        raise KeyboardInterrupt  # it ended before the request was made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,10 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m k2tui.loadgen", description="Benchmark a running server."
     )
     options.add_arguments(parser)
-    args = parser.parse_args(argv)
-    from k2tui.loadgen.runner import run
-
     try:
+        _die_with_parent()
+        args = parser.parse_args(argv)
+        from k2tui.loadgen.runner import run
+
         options.check(args)
         return run(args)
     except K2Error as err:

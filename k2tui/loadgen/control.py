@@ -32,6 +32,7 @@ class ServerFacts:
     vocab_size: int | None = None
     speculative_algorithm: str = ""
     max_running_requests: int | None = None
+    context_length: int | None = None  # tokens of prompt and output together
 
     @property
     def fp(self) -> str:
@@ -147,6 +148,9 @@ class Control:
             vocab_size=_vocab_size(path, info, model_info),
             speculative_algorithm=str(info.get("speculative_algorithm") or ""),
             max_running_requests=most if isinstance(most, int) else None,
+            context_length=_first_count(
+                data[0].get("max_model_len"), info.get("context_length"), model_info.get("context_length")
+            ),
         )
 
     def flush_cache(self) -> bool:
@@ -161,6 +165,10 @@ class Control:
 def _reason(err: httpx.HTTPError) -> str:
     text = str(err) or type(err).__name__
     return text.replace("[Errno 111] ", "")
+
+
+def _first_count(*values: Any) -> int | None:
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
 
 
 def _vocab_size(path: str, *infos: Mapping[str, Any]) -> int | None:

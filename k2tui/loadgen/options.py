@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 
 from k2tui.errors import UsageError
 
@@ -19,14 +21,34 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def rates(text: str) -> tuple[float, ...]:
-    """ "2,4.5,inf" -> requests per second. Raises argparse.ArgumentTypeError."""
+    """ "2,4.5" -> requests per second. Raises argparse.ArgumentTypeError, UsageError."""
     try:
         found = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of rates (example: 2,4,8)") from None
-    if not found or min(found) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: every rate must be above 0")
+    if not found or not all(math.isfinite(r) and r > 0 for r in found):
+        raise UsageError(
+            f"--request-rate {text}: every rate must be a number above 0",
+            "to send everything at once: --concurrency N with N = --num-prompts",
+        )
     return found
+
+
+def number(option: str, *, least: float = 0.0, above: bool = False) -> Callable[[str], float]:
+    """A parser of one finite number for `option`, at least `least`, or above it. It raises UsageError (one line)."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise UsageError(f"{option} {text}: not a number") from None
+        if not math.isfinite(value) or value < least or (above and value == least):
+            raise UsageError(
+                f"{option} {text}: must be a number {'above' if above else 'of at least'} {least:g}"
+            )
+        return value
+
+    return parse
 
 
 def whole(text: str) -> int:
@@ -74,7 +96,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="open loop: how requests arrive (default %(default)s)",
     )
     load.add_argument(
-        "--burstiness", type=float, default=1.0, help="gamma shape: below 1 is burstier than Poisson"
+        "--burstiness",
+        type=number("--burstiness", above=True),
+        default=1.0,
+        help="gamma shape: below 1 is burstier than Poisson",
     )
     load.add_argument(
         "--max-concurrency",
@@ -88,7 +113,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=32,
         help="requests of each run (default %(default)s; at least twice the concurrency is wise)",
     )
-    load.add_argument("--max-seconds", type=float, default=None, help="send no new request after so long")
+    load.add_argument(
+        "--max-seconds",
+        type=number("--max-seconds", above=True),
+        default=None,
+        help="send no new request after so long",
+    )
     load.add_argument(
         "--warmup",
         type=int,
@@ -102,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--repeats", type=whole, default=1, help="runs of each point, each with new prompts")
     load.add_argument(
         "--stop-ci",
-        type=float,
+        type=number("--stop-ci", above=True),
         default=None,
         metavar="FRACTION",
         help="stop repeating a point when the 95 %% interval of output throughput is this tight (0.01)",
@@ -136,7 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--random-output-len", type=whole, default=32, metavar="TOKENS")
     what.add_argument(
         "--random-range-ratio",
-        type=float,
+        type=number("--random-range-ratio", above=True),
         default=1.0,
         help="lengths between ratio*len and len (default 1: all equal)",
     )
@@ -147,14 +177,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--prefix-groups", type=whole, default=4, help="shared-prefix: how many prefixes")
     what.add_argument(
         "--zipf",
-        type=float,
+        type=number("--zipf"),
         default=0.0,
         help="shared-prefix: popularity exponent of the prefixes (0 = even)",
     )
     what.add_argument("--turns", type=whole, default=3, help="multi-turn: user turns of each session")
-    what.add_argument("--think-s", type=float, default=0.0, help="multi-turn: pause before the next turn")
     what.add_argument(
-        "--trace-speed", type=float, default=1.0, help="mooncake: 2 = twice as fast as recorded"
+        "--think-s", type=number("--think-s"), default=0.0, help="multi-turn: pause before the next turn"
+    )
+    what.add_argument(
+        "--trace-speed",
+        type=number("--trace-speed", above=True),
+        default=1.0,
+        help="mooncake: 2 = twice as fast as recorded",
     )
     what.add_argument(
         "--vocab-size",
@@ -163,7 +198,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="random ids stay below 90 %% of it (default: the model's config, else 1000)",
     )
     what.add_argument("--seed", type=int, default=1)
-    what.add_argument("--temperature", type=float, default=0.0)
+    what.add_argument("--temperature", type=number("--temperature"), default=0.0)
     what.add_argument("--extra-body", default="", metavar="JSON", help="merged into every request's body")
     what.add_argument("--no-ignore-eos", action="store_true", help="let the model stop by itself")
     what.add_argument(
@@ -189,7 +224,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     client.add_argument(
         "--idle-timeout",
-        type=float,
+        type=number("--idle-timeout", above=True),
         default=120.0,
         metavar="S",
         help="a stream silent for so long is an error",
@@ -205,8 +240,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_argument("--ca-file", default="", help="TLS certificates to trust")
 
 
+MOST_INPUT = 10_000_000  # tokens of one prompt: above every model's context
+MOST_TOKENS = (
+    50_000_000  # of all prompts of one run together: they are made before the clock starts (about 2 GB)
+)
+MOST_PER_SECOND = 2000  # requests that a closed loop can finish a second; bounds what --max-seconds can use
+
+
+def prompt_len(args: argparse.Namespace) -> int:
+    """Most tokens of one made prompt's input."""
+    extra = args.prefix_len if args.dataset.startswith("shared-prefix") else 0
+    return int(args.random_input_len + extra)
+
+
+def bounded_prompts(args: argparse.Namespace) -> int:
+    """--num-prompts, but never more than --max-seconds could send. Raises UsageError when that is still too many."""
+    n = int(args.num_prompts)
+    each = prompt_len(args) * (args.turns if args.dataset.startswith("multi-turn") else 1)
+    room = max(MOST_TOKENS // each, 1)
+    if args.max_seconds is not None:
+        if args.request_rate:
+            n = min(n, math.ceil(max(args.request_rate) * args.max_seconds) + 1)
+        else:
+            n = min(n, max(math.ceil(MOST_PER_SECOND * args.max_seconds), 2 * max(args.concurrency)), room)
+    if n > room and ":" not in args.dataset:
+        raise UsageError(
+            f"--num-prompts {n} of {each} tokens are more than fit in memory (at most {room})",
+            "fewer or shorter prompts, or --max-seconds with a lower --request-rate",
+        )
+    return n
+
+
 def check(args: argparse.Namespace) -> None:
     """Combinations that argparse cannot see. Raises UsageError."""
+    if prompt_len(args) > MOST_INPUT:
+        raise UsageError(
+            f"--random-input-len {prompt_len(args)}: more than any model's context (at most {MOST_INPUT} tokens)"
+        )
+    bounded_prompts(args)
     if args.warmup is not None and args.warmup < 0:
         raise UsageError("--warmup must not be negative")
     if args.max_seconds is not None and args.max_seconds <= 0:

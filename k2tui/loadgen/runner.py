@@ -32,6 +32,7 @@ from k2tui.loadgen.dialect import Dialect
 from k2tui.loadgen.engine import EpollEngine, Facts, Work
 from k2tui.loadgen.gpuwatch import GpuWatch
 from k2tui.loadgen.jsonvalue import mapping
+from k2tui.loadgen.options import bounded_prompts, prompt_len
 from k2tui.loadgen.stream import Exchange
 
 USAGE_EACH_MAX = 32  # in flight; above it a running count with every chunk would cost the server
@@ -87,7 +88,7 @@ def parse_slo(text: str) -> Slo | None:
             limits[key] = float(value)
         except ValueError:
             limits[key] = -1
-        if key not in ("ttft", "tpot", "e2e") or limits[key] <= 0:
+        if key not in ("ttft", "tpot", "e2e") or not 0 < limits[key] < float("inf"):
             raise UsageError(
                 f"--goodput {text!r}: {part!r} is no limit",
                 "write ttft:MS,tpot:MS,e2e:MS, or a preset: " + ", ".join(SLO_PRESETS),
@@ -165,10 +166,16 @@ def open_bench(args: argparse.Namespace) -> Bench:
     control = Control(args.url)
     control.check()
     facts = control.facts()
+    made = not any(args.dataset.startswith(f"{kind}:") for kind in ("mooncake", "sharegpt", "tokenized", "jsonl"))
+    if made and facts.context_length and prompt_len(args) > facts.context_length:
+        raise UsageError(
+            f"prompts of {prompt_len(args)} tokens do not fit: {control.url} takes at most {facts.context_length}",
+            "a smaller --random-input-len, or a server with a longer context",
+        )
     size = args.vocab_size or facts.vocab_size
     vocab = (min(16, max((size or 1000) // 10, 1)), max(int((size or 1000) * 0.9), 2))
     want = Wanted(
-        dataset=args.dataset, api=args.api, num_prompts=args.num_prompts, random_input_len=args.random_input_len,
+        dataset=args.dataset, api=args.api, num_prompts=bounded_prompts(args), random_input_len=args.random_input_len,
         random_output_len=args.random_output_len, random_range_ratio=args.random_range_ratio, output_len=args.output_len,
         prefix_len=args.prefix_len, prefix_groups=args.prefix_groups, zipf=args.zipf, turns=args.turns,
         trace_speed=args.trace_speed, vocab=vocab,
@@ -498,6 +505,7 @@ def run(args: argparse.Namespace) -> int:
     """The whole benchmark. Returns the exit code."""
     with contextlib.suppress(ValueError):  # not the main thread (a test): the caller keeps its own handler
         signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGINT, _interrupt)
     sides = [open_bench(args)]
     rows: list[BenchRow] = []
     told = _Told()
@@ -578,7 +586,7 @@ def _sweep(sides: Sequence[Bench], told: _Told) -> list[BenchRow]:
 
     def measure(c: int) -> None:
         for side in sides:
-            side.want = replace(side.want, num_prompts=max(args.num_prompts, 3 * c))
+            side.want = replace(side.want, num_prompts=max(bounded_prompts(args), 3 * c))
         found = _repeat(sides, Point(c), told)
         rows.extend(found)
         own = [r.output_throughput for r in found if r.sweep == sides[0].sweep and r.output_throughput]
@@ -639,4 +647,7 @@ def one_line(row: BenchRow) -> str:
 
 
 def _interrupt(signum: int, frame: object) -> None:
+    # the terminal and the parent may both send one: the second must not cut off the storing of what was measured
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt

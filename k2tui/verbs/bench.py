@@ -93,7 +93,7 @@ def _print_json(value: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     """The load generator as its own process: nothing of the CLI shares its core or its memory."""
-    import subprocess
+    from k2tui.loadgen import options
 
     argv = sys.argv[sys.argv.index(args.action) + 1 :] if args.action in sys.argv else []
     argv = getattr(args, "_argv", None) or argv
@@ -101,26 +101,116 @@ def _run(args: argparse.Namespace) -> int:
         argv = [*argv, "--sweep", "256"]
     if args.action == "aa":
         argv = ["--aa", *argv, *([] if any(a.startswith("--repeats") for a in argv) else ["--repeats", "5"])]
-    process = subprocess.Popen([sys.executable, "-m", "k2tui.loadgen", *_with_url(argv)])
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue  # the child got the same signal, stores what it has and ends
+    given = _parsed(argv)  # bad options end here, in one line
+    url = given.url or _own_url()
+    argv = [*_config_defaults(), "--url", url, *argv]  # the last of an option given twice holds
+    options.check(_parsed(argv))
+    print(f"measuring {_shown(url)}", file=sys.stderr, flush=True)
+    return _wait(argv)
 
 
-def _with_url(argv: list[str]) -> list[str]:
-    """Without --url the newest running server of ours is measured; without one the load generator's own default holds."""
-    if any(a == "--url" or a.startswith("--url=") for a in argv):
-        return argv
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    from k2tui.loadgen import options
+
+    parser = argparse.ArgumentParser(prog="k2tui bench run")
+    options.add_arguments(parser)
+    parser.set_defaults(url="")
+    return parser.parse_args(argv)
+
+
+def _shown(url: str) -> str:
+    """The URL as it may be printed: without a password, without escape codes."""
+    from k2tui.core.bench_table import clean
+
+    scheme, mark, rest = url.rpartition("://")
+    host, slash, path = rest.partition("/")
+    return clean(scheme + mark + host.rpartition("@")[2] + slash + path)
+
+
+def _config_defaults() -> list[str]:
+    """[bench] of the config as options."""
+    from k2tui.config import load
+
+    bench = load().bench
+    return [
+        "--concurrency", ",".join(map(str, bench.concurrency)), "--num-prompts", str(bench.num_prompts),
+        "--random-input-len", str(bench.random_input_len), "--random-output-len", str(bench.random_output_len),
+        f"--seed={bench.seed}",
+    ]  # fmt: skip
+
+
+def _own_url() -> str:
+    """The newest running server of ours; without one the place where the default profile serves."""
+    from k2tui.config import load
     from k2tui.core.server_jobs import is_live, server_jobs
+    from k2tui.errors import K2Error
     from k2tui.jobs import folder
 
-    for job in server_jobs(folder.list_jobs()):
-        url = job.spec.params.get("url")
-        if is_live(job) and url:
-            return [*argv, "--url", str(url)]
-    return argv
+    try:
+        for job in server_jobs(folder.list_jobs()):
+            url = job.spec.params.get("url")
+            if is_live(job) and url:
+                return str(url)
+    except OSError as err:
+        raise K2Error(
+            f"the job folders cannot be read: {err.strerror or err}", "check their permissions, or give --url"
+        ) from None
+    profile = load().get_profile()
+    host = "127.0.0.1" if profile.host in ("0.0.0.0", "::", "") else profile.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{profile.port}"
+
+
+STOP_S = 15.0  # how long the load generator may take to store what it has
+
+
+def _wait(argv: list[str]) -> int:
+    """Run the load generator to its end. A signal to this process ends it too; it is never left behind."""
+    import os
+    import signal
+    import subprocess
+    import time
+
+    from k2tui.errors import K2Error
+
+    got: list[int] = []
+    child: list[subprocess.Popen[bytes]] = []
+
+    def forward(signum: int, frame: object) -> None:
+        got.append(signum)
+        if child:
+            child[0].send_signal(signum)
+
+    before = {s: signal.signal(s, forward) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "k2tui.loadgen", *argv],
+            env={**os.environ, "K2TUI_LOADGEN_PARENT": str(os.getpid())},
+        )
+        child.append(process)
+        if got:  # it came while the child was being started
+            process.send_signal(got[0])
+        deadline = 0.0
+        while True:
+            try:
+                code = process.wait(0.5)
+                break
+            except subprocess.TimeoutExpired:
+                if got:
+                    deadline = deadline or time.monotonic() + STOP_S
+                    if time.monotonic() > deadline:
+                        process.kill()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if got:
+        return 128 + got[0]
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        raise K2Error(f"the load generator was ended by {name}; what was measured is stored as partial")
+    return code
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -1,0 +1,229 @@
+"""`k2tui bench run` as people start it: defaults, bad options, signals; and how the store fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k2tui.benchdb import BenchDb
+from k2tui.core.bench import BenchRow
+from k2tui.core.bench_record import Metric
+from k2tui.core.bench_table import detail, rows_table
+from k2tui.errors import K2Error
+
+K2TUI = [sys.executable, "-m", "k2tui.cli", "bench"]
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "K2TUI_HOME": str(home), "K2TUI_CONFIG": ""}
+
+
+def k2tui(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*K2TUI, *words], capture_output=True, text=True, timeout=60, env=environment(home), cwd=home
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def configure(home: Path, port: int) -> None:
+    (home / "config.toml").write_text(
+        f'[profile.tiny]\nhost = "127.0.0.1"\nport = {port}\n'
+        "[bench]\nconcurrency = [2]\nnum_prompts = 3\nrandom_input_len = 7\nrandom_output_len = 5\nseed = 9\n"
+    )
+
+
+def test_the_config_gives_the_defaults_and_options_win(mock: Any, tmp_path: Path) -> None:
+    configure(tmp_path, mock.port)
+    done = k2tui(tmp_path, "run", "--json", "--warmup", "0")
+    assert done.returncode == 0, done.stderr
+    assert f"measuring {mock.url}" in done.stderr  # the default profile's place, not a fixed port
+    (row,) = json.loads(done.stdout)["runs"]
+    assert (row["concurrency"], row["num_requests"]) == (2, 3)
+    assert row["workload"] == "random in 7 out 5"
+    done = k2tui(tmp_path, "run", "--json", "--warmup", "0", "--conc", "1", "--num-prompts=2")
+    (row,) = json.loads(done.stdout)["runs"]
+    assert (row["concurrency"], row["num_requests"], row["workload"]) == (1, 2, "random in 7 out 5")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--request-rate", "nan"), ("--request-rate", "2,inf"), ("--request-rate=-1",), ("--max-seconds", "nan"),
+        ("--max-seconds", "inf"), ("--max-seconds", "0"), ("--idle-timeout", "nan"), ("--temperature", "inf"),
+        ("--random-input-len", "99999999"), ("--num-prompts", "99999999999"), ("--burstiness", "nan"),
+    ],
+)  # fmt: skip
+def test_senseless_numbers_are_one_line_and_exit_2(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = k2tui(tmp_path, "run", "--url", "http://127.0.0.1:9", *words)
+    assert done.returncode == 2
+    first, *rest = done.stderr.strip().splitlines()
+    assert words[0].partition("=")[0] in first
+    assert all(line.startswith("  ") for line in rest) and len(rest) <= 1  # at most a hint
+
+
+def test_max_seconds_holds_with_any_number_of_prompts(mock: Any, tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = k2tui(
+        tmp_path, "run", "--url", mock.url, "--num-prompts", "99999999999", "--max-seconds", "1", "--concurrency", "2",
+        "--warmup", "0", "--json",
+    )  # fmt: skip
+    assert time.monotonic() - began < 15
+    assert json.loads(done.stdout)["runs"][0]["completed"] > 2
+
+
+class _Short(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps({"data": [{"id": "m", "max_model_len": 100}]}).encode()
+        self.send_response(200 if self.path in ("/health", "/v1/models") else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def short_server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Short)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_prompt_longer_than_the_context_is_told_before_anything_is_sent(
+    short_server: str, tmp_path: Path
+) -> None:
+    done = k2tui(tmp_path, "run", "--url", short_server, "--random-input-len", "101")
+    assert done.returncode == 2
+    assert "prompts of 101 tokens do not fit" in done.stderr and "at most 100" in done.stderr
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(c) for c in found]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], bool], seconds: float = 15) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("signum", "to", "code"),
+    [
+        (signal.SIGINT, "parent", 130), (signal.SIGTERM, "parent", 143), (signal.SIGKILL, "parent", -9),
+        (signal.SIGKILL, "child", 1),
+    ],
+)  # fmt: skip
+def test_a_signal_ends_both_processes(mock: Any, tmp_path: Path, signum: int, to: str, code: int) -> None:
+    db = tmp_path / "r.db"
+    process = subprocess.Popen(
+        [*K2TUI, "run", "--url", mock.url, "--db", str(db), "--num-prompts", "20000", "--concurrency", "2"],
+        env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+    def is_measuring() -> bool:
+        if not db.exists():
+            return False
+        with BenchDb(db, readonly=True) as store:
+            rows = store.rows(1, include_running=True)
+            return bool(rows and rows[0].completed)
+
+    child = 0
+    try:
+        assert until(is_measuring)
+        (child,) = children(process.pid)
+        os.kill(process.pid if to == "parent" else child, signum)
+        _, told = process.communicate(timeout=20)
+        assert process.returncode == code
+        assert until(lambda: not alive(child))
+        if to == "child":
+            assert "the load generator was ended by SIGKILL" in told and "Traceback" not in told
+        with BenchDb(db, readonly=True) as store:
+            assert store.rows(1)[0].is_partial
+    finally:
+        if process.poll() is None:
+            process.kill()
+        if child and alive(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_folder_without_permission_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, **_: object) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(K2Error, match="cannot be read: Permission denied") as told:
+        BenchDb(tmp_path / "runs.db", readonly=True)
+    assert "permissions" in told.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_list_without_permission(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o000)
+    done = subprocess.run([*K2TUI, "list"], capture_output=True, text=True, env=environment(home))
+    assert done.returncode == 1 and "Permission denied" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["disk I/O error", "unable to open database file", "database or disk is full"]
+)
+def test_disk_errors_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    path = tmp_path / "runs.db"
+    BenchDb(path).close()
+
+    def broken(*_: object, **__: object) -> Any:
+        raise sqlite3.OperationalError(words)
+
+    monkeypatch.setattr(sqlite3, "connect", broken)
+    with pytest.raises(K2Error) as told:
+        BenchDb(path, readonly=True)
+    assert str(path) in told.value.message and told.value.hint
+
+
+def test_the_list_keeps_labels_and_ids_apart() -> None:
+    rows = [
+        BenchRow("01J00000000000000000AAAAAA", 1.0, label="base", concurrency=1),
+        BenchRow("01J00000000000000000BBBBBB", 2.0, concurrency=1),
+    ]
+    head, _, first, second, *_ = rows_table(rows, 120).splitlines()
+    at = head.index("label")
+    assert first[at:].startswith("base") and second[at : at + 4].strip() == ""
+    assert second[head.index("id") :].startswith("BBBBBB")
+
+
+def test_counts_are_whole_numbers() -> None:
+    row = BenchRow("01J00000000000000000AAAAAA", 1.0, num_requests=32)
+    text = detail(row, [Metric("completed.v1", "value", 32.0, "requests", n=32)], {})
+    assert any(line.split()[:3] == ["completed", "32", "requests"] for line in text.splitlines())
