@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from k2tui import paths
 from k2tui.errors import UsageError
@@ -87,7 +87,7 @@ class NotifyConfig:
 
 @dataclass(frozen=True)
 class Config:
-    profile: str = "tiny"  # the default profile
+    default_profile: str = "tiny"
     plan: str = ""  # plan file that the board mirrors; "" = plan.json in the state folder, made from the pipeline
     profiles: Mapping[str, Profile] = field(default_factory=dict[str, Profile])
     bench: BenchConfig = field(default_factory=BenchConfig)
@@ -97,7 +97,7 @@ class Config:
 
     def get_profile(self, name: str = "") -> Profile:
         """The profile of that name ("" = the default one). Raises UsageError naming the nearest."""
-        want = name or self.profile
+        want = name or self.default_profile
         if want in self.profiles:
             return self.profiles[want]
         near = difflib.get_close_matches(want, list(self.profiles), n=1)
@@ -129,13 +129,13 @@ def _where(path: Path, text: str, key: str, section: str) -> str:
 
 def _check(cls: type, raw: Mapping[str, Any], path: Path, text: str, section: str) -> dict[str, Any]:
     """Keys and types of one table against a dataclass. Raises UsageError naming file, line, key and the nearest key."""
-    known = {f.name: f for f in fields(cls) if f.name != "name"}
+    known = {f.name: f for f in fields(cls) if f.name not in ("name", "profiles", "sources")}
     out: dict[str, Any] = {}
     defaults = cls()
     for key, value in raw.items():
         label = f"{section}.{key}" if section else key
         if key not in known:
-            near = difflib.get_close_matches(key, list(known), n=1)
+            near = difflib.get_close_matches(key, [*known, *(() if section else ("profile",))], n=1)
             raise UsageError(
                 f"{_where(path, text, key, section)}: unknown key {label!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
                 "known keys: " + ", ".join(sorted(known)),
@@ -159,21 +159,65 @@ def _check(cls: type, raw: Mapping[str, Any], path: Path, text: str, section: st
             if not isinstance(value, list):
                 raise UsageError(f"{where} must be a list, not {value!r}")
             number = key in ("gpus", "concurrency")
-            for item in value:
+            for item in cast("list[Any]", value):
                 if isinstance(item, bool) or not isinstance(item, int if number else str):
                     raise UsageError(f"{where} must hold {'whole numbers' if number else 'texts'}, not {item!r}")
-            value = tuple(value)
+            value = tuple(cast("list[Any]", value))
         elif isinstance(want, dict):
             if not isinstance(value, dict):
                 raise UsageError(f"{where} must be a table")
             if key == "env":
-                value = {str(k): v if isinstance(v, str) else str(v) for k, v in value.items()}
+                value = {str(k): v if isinstance(v, str) else str(v) for k, v in cast("dict[str, Any]", value).items()}
+        wrong = _range_error(cls, key, value)
+        if wrong:
+            raise UsageError(f"{where} {wrong}, not {value!r}")
         out[key] = value
     return out
 
 
+_AT_LEAST = {
+    ("Profile", "tp_size"): 1, ("Profile", "stall_s"): 0, ("Profile", "ready_timeout_s"): 0, ("Profile", "speculative_num_steps"): 1,
+    ("Profile", "speculative_eagle_topk"): 1, ("Profile", "speculative_num_draft_tokens"): 1, ("BenchConfig", "num_prompts"): 1,
+    ("BenchConfig", "random_input_len"): 1, ("BenchConfig", "random_output_len"): 1, ("BenchConfig", "seed"): 0, ("UiConfig", "refresh_s"): 0.1,
+}  # fmt: skip
+
+
+def _range_error(cls: type, key: str, value: Any) -> str:
+    """What a value of the right type must be and is not, in words; "" when it is fine."""
+    name = cls.__name__
+    least = _AT_LEAST.get((name, key))
+    if least is not None and not (value >= least and value < 1e15):
+        return f"must be at least {least:g}"
+    if (name, key) == ("Profile", "port") and not 1 <= value <= 65535:
+        return "must be a port from 1 to 65535"
+    if (name, key) == ("BenchConfig", "concurrency") and (not value or min(value) < 1):
+        return "must hold numbers of at least 1"
+    if (name, key) == ("Profile", "gpus") and value and min(value) < 0:
+        return "must hold GPU indices from 0 on"
+    if (name, key) == ("Profile", "engine"):
+        from k2tui import engines
+
+        if value not in engines.names():
+            return "must be one of " + ", ".join(engines.names())
+    if name == "NotifyConfig" and key in ("kinds", "quiet_except", "quiet"):
+        from k2tui.core.notices import Kind, parse_quiet
+
+        if key == "quiet":
+            try:
+                parse_quiet(value)
+            except ValueError:
+                return 'must be a span such as "22:00-07:00"'
+        else:
+            known = {str(k) for k in Kind} | {"all"}
+            if any(k not in known for k in value):
+                return "must hold " + ", ".join(sorted(known))
+    return ""
+
+
 def _read(path: Path) -> tuple[dict[str, Any], str]:
     try:
+        if not path.is_dir() and path.exists() and not path.is_file():
+            raise UsageError(f"{path} is no regular file", "give the path of a TOML file")
         text = path.read_text(encoding="utf-8")
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder, not a config file", "give the path of a TOML file")
@@ -184,13 +228,20 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     try:
         return tomllib.loads(text), text
     except tomllib.TOMLDecodeError as err:
-        raise UsageError(f"{path}: not valid TOML: {err}", "fix that line; nothing was changed")
+        hint = "fix that line; nothing was changed"
+        if "Cannot overwrite" in str(err) or "Cannot declare" in str(err):
+            hint += '; `profile` is the table of profiles, default_profile = "NAME" sets the default one'
+        raise UsageError(f"{path}: not valid TOML: {err}", hint)
 
 
 def _files(explicit: str | None) -> list[Path]:
     found = sorted((paths.assets_dir() / "profiles").glob("*.toml"))
     for candidate in (paths.config_dir() / "config.toml", Path.cwd() / "k2tui.toml"):
-        if candidate.exists():
+        try:
+            there = candidate.exists()
+        except OSError as err:
+            raise UsageError(f"{candidate}: {err.strerror or err}", "check the folder's permissions, or set K2TUI_HOME") from None
+        if there:
             found.append(candidate)
     named = explicit or os.environ.get("K2TUI_CONFIG")
     if named:
@@ -212,17 +263,21 @@ def load(explicit: str | None = None) -> Config:
         sources.append(str(path))
         rest: dict[str, Any] = {}
         for key, value in raw.items():
-            if key == "profile" and isinstance(value, dict):
-                for name, table in value.items():
+            if key == "profile" and not isinstance(value, dict):
+                raise UsageError(
+                    f"{_where(path, text, 'profile', '')}: `profile` is the table of profiles", 'default_profile = "NAME" sets the default one'
+                )
+            if key == "profile":
+                for name, table in cast("dict[str, Any]", value).items():
                     if not isinstance(table, dict):
                         raise UsageError(f"{_where(path, text, name, 'profile')}: profile {name!r} must be a table [profile.{name}]")
-                    checked = _check(Profile, table, path, text, f"profile.{name}")
+                    checked = _check(Profile, cast("dict[str, Any]", table), path, text, f"profile.{name}")
                     old = raw_profiles.get(name, ({}, ""))[0] if not checked.get("inherit") else {}
                     raw_profiles[name] = ({**old, **checked}, _where(path, text, name, "profile"))
             elif key in _TABLES:
                 if not isinstance(value, dict):
                     raise UsageError(f"{_where(path, text, key, '')}: {key!r} must be a table [{key}]")
-                tables[key].update(_check(_TABLES[key], value, path, text, key))
+                tables[key].update(_check(_TABLES[key], cast("dict[str, Any]", value), path, text, key))
             elif key == "sources" or key == "profiles":
                 rest["__bad__" + key] = value
             else:

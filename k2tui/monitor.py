@@ -86,7 +86,7 @@ class Monitor:
         if self._replay is not None:
             self._watch.append(Target(key=f"replay {self._replay.path.name}", title=f"replay of {self._replay.path.name}", log=self._replay.path))
         self._is_demo = is_demo
-        self._profile = profile or config.profile
+        self._profile = profile or config.default_profile
         self._on_change: Callable[[], None] = lambda: None
         self._nvml = NvmlSampler()
         self._gpu_history = GpuHistory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ env = { NCCL_ALGO = "Ring" }
         ("bench = 3\n", ["c.toml:1", "table"]),
         ("profil = 'x'\n", ["c.toml:1", "profil", "did you mean 'profile'"]),
         ("profiles = 1\n", ["c.toml:1", "profiles"]),
+        ("profile = 'a'\n", ["c.toml:1", "default_profile"]),
+        ("profile = 'a'\n[profile.a]\nmodel = '/m'\n", ["line 2", "default_profile"]),
+        ("[profile.a]\nport = 99999\n", ["c.toml:2", "1 to 65535"]),
+        ("[profile.a]\nengine = 'foo'\n", ["c.toml:2", "local, sglang, vllm"]),
+        ("[profile.a]\nstall_s = -1\n", ["c.toml:2", "at least 0"]),
+        ("[bench]\nconcurrency = [0, -5]\n", ["c.toml:2", "at least 1"]),
+        ("[bench]\nnum_prompts = -3\n", ["c.toml:2", "at least 1"]),
+        ("[ui]\nrefresh_s = nan\n", ["c.toml:2", "at least 0.1"]),
+        ("[notify]\nkinds = ['foo']\n", ["c.toml:2", "must hold"]),
+        ("[notify]\nquiet = '99:99-x'\n", ["c.toml:2", "22:00-07:00"]),
         ("[profile.a\n", ["c.toml", "line 1"]),
         ("[profile.a]\ninherit = 'b'\n", ["c.toml:1", "does not exist"]),
         ("[profile.a]\ninherit = 'b'\n[profile.b]\ninherit = 'a'\n", ["inherits from itself"]),
@@ -63,6 +74,24 @@ def test_errors_name_the_place(tmp_path: Path, text: str, parts: list[str]) -> N
         loaded.get_profile("a")
     for part in parts:
         assert part in f"{err.value.message} {err.value.hint}"
+
+
+def test_default_profile_beside_profiles(tmp_path: Path) -> None:
+    loaded = config.load(write(tmp_path, "default_profile = 'a'\n[profile.a]\nmodel = '/m'\n"))
+    assert loaded.get_profile().model == "/m"
+
+
+def test_the_example_in_the_docs_is_valid(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parent.parent / "docs" / "config.md").read_text()
+    example = text.split("```toml\n", 1)[1].split("```", 1)[0]
+    loaded = config.load(write(tmp_path, example))
+    assert loaded.get_profile().name == "kimi" and loaded.get_profile("kimi-eagle").draft
+
+
+def test_a_fifo_is_no_config(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.toml")
+    with pytest.raises(UsageError, match="no regular file"):
+        config.load(str(tmp_path / "f.toml"))
 
 
 def test_missing_folder_and_bytes(tmp_path: Path) -> None:

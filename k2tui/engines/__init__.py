@@ -16,7 +16,7 @@ class LaunchPlan:
     """What to run: argv without a shell, extra environment, where it will answer."""
 
     argv: Sequence[str]
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
     host: str = "127.0.0.1"
     port: int = 30000
 

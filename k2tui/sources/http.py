@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from k2tui.core.server import HttpStatus
@@ -48,7 +48,11 @@ def get(url: str, path: str, timeout_s: float = 2.0) -> tuple[int | None, Any, s
 
 
 def _dict(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def _number(value: Any) -> float | None:
@@ -106,10 +110,11 @@ class ServerProbe:
             if code is None:
                 return replace(status, error=error)
             if code == 200 and isinstance(body, dict):
+                told = _dict(body)
                 status = replace(
                     status,
-                    model_path=_text(body.get("model_path")),
-                    served_model_name=_text(body.get("served_model_name")) or _text(body.get("model_path")),
+                    model_path=_text(told.get("model_path")),
+                    served_model_name=_text(told.get("served_model_name")) or _text(told.get("model_path")),
                 )
                 break
             if code == 503:
@@ -118,8 +123,8 @@ class ServerProbe:
             code, body, error = self._ask("/v1/models")
             if code is None:
                 return replace(status, error=error)
-            data = _dict(body).get("data")
-            first = _dict(data[0]) if isinstance(data, list) and data else {}
+            data = _list(_dict(body).get("data"))
+            first = _dict(data[0] if data else None)
             if code == 200 and first:
                 status = replace(
                     status,
@@ -136,8 +141,9 @@ class ServerProbe:
         for path in ("/server_info", "/get_server_info"):
             code, body, _ = self._ask(path)
             if code == 200 and isinstance(body, dict):
-                states = body.get("internal_states")
-                first = _dict(states[0]) if isinstance(states, list) and states else {}
+                body = _dict(body)
+                states = _list(body.get("internal_states"))
+                first = _dict(states[0] if states else None)
                 return replace(
                     status,
                     version=_text(body.get("version")),
@@ -154,8 +160,7 @@ class ServerProbe:
         code, body, error = self._ask("/v1/loads")
         if code is None:
             return replace(status, error=error)
-        loads = _dict(body).get("loads")
-        ranks = [_dict(x) for x in loads] if isinstance(loads, list) else []
+        ranks = [_dict(x) for x in _list(_dict(body).get("loads"))]
         if code == 200 and ranks:
 
             def total(key: str) -> float | None:

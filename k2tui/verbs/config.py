@@ -29,18 +29,18 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.what == "profiles":
         if args.json:
-            print(json.dumps({"schema": 1, "default": loaded.profile, "profiles": [asdict(p) for p in loaded.profiles.values()]}, ensure_ascii=False, indent=1))
+            print(json.dumps({"schema": 1, "default": loaded.default_profile, "profiles": [asdict(p) for p in loaded.profiles.values()]}, ensure_ascii=False, indent=1))
             return 0
         from k2tui.plain import table
 
-        rows = [["*" if n == loaded.profile else "", n, p.engine, str(p.port), p.model, p.description] for n, p in sorted(loaded.profiles.items())]
+        rows = [["*" if n == loaded.default_profile else "", n, p.engine, str(p.port), p.model, p.description] for n, p in sorted(loaded.profiles.items())]
         print(table(["", "profile", "engine", "port", "model", "description"], rows, right=[3]))
         return 0
     value = asdict(loaded)
     if args.json:
         print(json.dumps({"schema": 1, **value}, ensure_ascii=False, indent=1))
         return 0
-    print(f"profile = {loaded.profile!r}\nplan = {loaded.plan!r}")
+    print(f"default_profile = {loaded.default_profile!r}\nplan = {loaded.plan!r}")
     for section in ("bench", "ui"):
         print(f"\n[{section}]")
         for key, item in value[section].items():

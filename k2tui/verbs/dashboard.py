@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     config = config_file.load(args.config)
     if args.profile:
         config.get_profile(args.profile)  # a wrong name is told here, not on the screen
-        config = replace(config, profile=args.profile)
+        config = replace(config, default_profile=args.profile)
     replay = None
     if args.replay:
         replay = Path(args.replay).expanduser()

@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
 
     if os.environ.get("TERM", "") in ("", "dumb") or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("the demo's dashboard needs a terminal", "without one: k2tui demo --headless")
-    loaded = replace(config.load(args.config), profile="tiny")
+    loaded = replace(config.load(args.config), default_profile="tiny")
     # a slow disk is played (0.06 s a shard), so that there is a load to watch
     job_id, _ = start_server(loaded, args.port, ["--load-delay-s", "0.06"])
     code = show(loaded, is_demo=True)
