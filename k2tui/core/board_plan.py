@@ -400,6 +400,8 @@ def checked(changes: Mapping[str, str]) -> dict[str, str]:
         if key not in FIELDS:
             raise UsageError(f"a task has no field {key!r}", "fields: " + ", ".join(FIELDS))
         text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", str(value))
+        if re.search(r"[\ud800-\udfff]", text):
+            raise UsageError(f"the task's {key} is not UTF-8 text: {text[:80]!a}", "a plan is kept in UTF-8")
         if key in ("content", "note", "stage", "job_id", "depends", "reported"):
             text = " ".join(text.split("\n")).strip()
         if key == "status":

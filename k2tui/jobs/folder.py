@@ -6,6 +6,7 @@ progress.json and result.json (from the stage), stop.json (a request to the keep
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -50,7 +51,8 @@ def _ids(root: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as err:
-        raise K2Error(f"{root}: {err.strerror}", "that folder holds the jobs: check its permissions")
+        hint = _DISK_HINTS.get(err.errno or 0, "that folder holds the jobs: check its permissions")
+        raise K2Error(f"{root}: {err.strerror}", hint)
     return sorted(n for n in names if _ID.fullmatch(n))
 
 
@@ -73,7 +75,7 @@ def folder_of(job_id: str) -> Path:
     Raises K2Error naming near ones.
     """
     root = paths.jobs_dir()
-    if _ID.fullmatch(job_id) and (root / job_id).is_dir():
+    if _ID.fullmatch(job_id) and os.path.isdir(root / job_id):
         return root / job_id
     known = _ids(root)
     if job_id == "last" and known:
@@ -112,6 +114,21 @@ def _check(spec: JobSpec) -> None:
         raise UsageError("a job needs a command", "give it after --")
     if any("\0" in a for a in (*spec.argv, *spec.env, *spec.env.values())):
         raise UsageError("the command or its environment has a NUL byte in it")
+    for what, texts in (
+        ("command", spec.argv),
+        ("title", (spec.title,)),
+        ("stage", (spec.stage,)),
+        ("working folder", (spec.cwd,)),
+        ("environment", (*spec.env, *spec.env.values())),
+        ("locks", spec.locks),
+        ("conditions", (*spec.requires, *spec.ensures)),
+    ):
+        for text in texts:
+            if _is_torn(text):
+                raise UsageError(
+                    f"the job's {what} is not UTF-8 text: {text[:80]!a}",
+                    "a job is kept as text: use names in UTF-8, or a link to that file with a plain name",
+                )
     if spec.cwd and not os.path.isdir(spec.cwd):
         raise UsageError(f"working folder {spec.cwd}: no such folder")
     if spec.kind not in ("task", "server"):
@@ -126,11 +143,55 @@ def _check(spec: JobSpec) -> None:
         scope.check()
 
 
+def _is_torn(text: str) -> bool:
+    """Whether a text has bytes in it that were no UTF-8 (the command line carries them as lone surrogates)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+_DISK_HINTS = {
+    errno.ENOSPC: "make room or set K2TUI_HOME to a folder on another disk",
+    errno.EDQUOT: "make room or set K2TUI_HOME to a folder on another disk",
+    errno.EROFS: "set K2TUI_HOME to a folder that can be written",
+    errno.EACCES: "check its owner and permissions, or set K2TUI_HOME to a folder of your own",
+    errno.EPERM: "check its owner and permissions, or set K2TUI_HOME to a folder of your own",
+    errno.ENOTDIR: "K2TUI_HOME has to be a folder, not a file",
+    errno.EEXIST: "K2TUI_HOME has to be a folder, not a file",
+}
+
+
 def _disk_words(err: OSError, path: Path) -> K2Error:
-    return K2Error(
-        f"{path}: {err.strerror or err}",
-        "make room or set K2TUI_HOME to a folder on another disk" if err.errno == 28 else "",
-    )
+    return K2Error(f"{path}: {err.strerror or err}", _DISK_HINTS.get(err.errno or 0, ""))
+
+
+def _jobs_root() -> Path:
+    root = paths.jobs_dir()
+    try:
+        return paths.ensure_dir(root)
+    except OSError as err:
+        raise _disk_words(err, root)
+
+
+def _clean_title(spec: JobSpec) -> str:
+    """One line without control characters, direction overrides or secrets; the command where there is none."""
+    from k2tui.core.job_mask import mask_argv, mask_text
+    from k2tui.core.job_text import plain
+
+    title = mask_text(" ".join(plain(spec.title).split()))
+    # masked before it is cut: half a token has not a token's shape any more
+    return title or " ".join(plain(" ".join(mask_argv(spec.argv))).split())[:60]
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError as err:
+        raise K2Error(
+            f"the working folder: {err.strerror or err}", "change to a folder that is there, or give --cwd"
+        )
 
 
 def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
@@ -141,18 +202,16 @@ def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
     """
     import shutil
 
-    from k2tui.core.job_mask import mask_argv, mask_env, mask_text
-    from k2tui.files import write_json
+    from k2tui.core.job_mask import mask_argv, mask_env, mask_params
+    from k2tui.files import write_json, write_whole
 
     _check(spec)
-    root = paths.ensure_dir(paths.jobs_dir())
+    root = _jobs_root()
     after = tuple(folder_of(i).name for i in spec.after)
     base_env = dict(os.environ if env is None else env)
     for name in (procs.JOB_VAR, procs.KEEPER_VAR, "K2TUI_JOB_DIR"):
         base_env.pop(name, None)
-    spec = replace(
-        spec, after=after, submitted_s=spec.submitted_s or time.time(), cwd=spec.cwd or os.getcwd()
-    )
+    spec = replace(spec, after=after, submitted_s=spec.submitted_s or time.time(), cwd=spec.cwd or _here())
     if spec.id and not _ID.fullmatch(spec.id):
         raise UsageError(f"job id {spec.id!r} is no plain name", "letters, digits, dot, dash and underscore")
     _clear_unborn(root)
@@ -162,12 +221,16 @@ def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
         lock_fd = -1
         try:
             tmp.mkdir(mode=0o700)
-            named = replace(spec, id=job_id, title=spec.title or " ".join(spec.argv)[:60])
+            named = replace(spec, id=job_id, title=_clean_title(spec))
             masked = replace(
-                named, argv=mask_argv(named.argv), env=mask_env(named.env), title=mask_text(named.title)
+                named,
+                argv=mask_argv(named.argv),
+                env=mask_env(named.env),
+                params=mask_params(named.params),
             )
             write_json(tmp / "spec.json", journal.spec_to_json(masked))
-            write_json(tmp / "env.json", mask_env(base_env))
+            # in ASCII: a variable of the environment may hold bytes that are no UTF-8
+            write_whole(tmp / "env.json", json.dumps(mask_env(base_env), indent=1) + "\n")
             lock_fd = os.open(tmp / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             # taken before it is handed on, so that a fresh job never looks dead
             fcntl.flock(lock_fd, fcntl.LOCK_EX)
@@ -322,7 +385,7 @@ def list_jobs() -> list[Job]:
                 found.append(cached.job)
                 continue
         folder = root / name
-        if not (folder / "spec.json").exists():
+        if not os.path.exists(folder / "spec.json"):
             continue  # deleted while we look, or no job at all
         job = read_job(folder)
         found.append(job)
@@ -514,7 +577,10 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None) -> str:
     argv: list[str] = []
     for i, word in enumerate(spec.argv):
         if MASK in word:
-            flag = (spec.argv[i - 1] if word == MASK and i else word.partition("=")[0]).lstrip("-")
+            head = word.partition(MASK)[0]
+            inside = re.search(r"(--?[A-Za-z][\w.-]*)(?:[ \t]+|=)$", head)  # of a shell's own words
+            flag = spec.argv[i - 1] if word == MASK and i else inside[1] if inside else word.partition("=")[0]
+            flag = flag.lstrip("-")
             name = "K2TUI_SECRET_" + re.sub(r"[^A-Za-z0-9]+", "_", flag).strip("_").upper()
             if name not in given:
                 raise UsageError(
@@ -549,5 +615,8 @@ def delete(job_id: str, *, force: bool = False) -> None:
     import shutil
 
     gone = folder.with_name(f".gone-{folder.name}-{os.getpid()}")
-    os.rename(folder, gone)  # no reader meets half a folder
+    try:
+        os.rename(folder, gone)  # no reader meets half a folder
+    except OSError as err:
+        raise _disk_words(err, folder)
     shutil.rmtree(gone, ignore_errors=True)

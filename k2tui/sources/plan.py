@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -31,7 +32,12 @@ def _read(path: Path) -> bytes:
     try:
         if path.is_dir():
             raise UsageError(f"{path} is a folder, not a plan file", "give a .json, .md or .toml file")
-        with open(path, "rb") as fh:
+        # not blocking: a pipe without a writer would hold the reader for ever
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as fh:
+            if not stat.S_ISREG(os.fstat(fh.fileno()).st_mode):
+                raise UsageError(
+                    f"{path} is no regular file (a pipe or a device)", "give a .json, .md or .toml file"
+                )
             raw = fh.read(MAX_BYTES + 1)
     except OSError as err:
         raise UsageError(f"{path}: {err.strerror or err}", "check the path and its permissions")
@@ -103,16 +109,27 @@ class PlanFile:
         self._key: tuple[int, int, int] | None = None
         self._board = Board(path=str(self.path))
         self._lock = threading.RLock()
-        if default_text and not self.path.exists():
+        self._spare = (
+            ""  # the default's text where it could not be written: shown, and written with the first edit
+        )
+        if default_text and self._is_blank():
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                try:
-                    os.write(fd, default_text.encode())
-                finally:
-                    os.close(fd)
-            except OSError:
-                pass  # another one made it, or the place cannot be written: reading tells
+                done = self._swap(self.path.resolve(), b"", default_text.encode())
+            except (OSError, K2Error):
+                done = False
+            if not done and self._is_blank():
+                self._spare = default_text
+
+    def _is_blank(self) -> bool:
+        """Whether there is no such file yet, or an empty one (of a disk that was full)."""
+        try:
+            facts = os.stat(self.path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False  # reading tells
+        return stat.S_ISREG(facts.st_mode) and facts.st_size == 0
 
     @property
     def board(self) -> Board:
@@ -134,7 +151,8 @@ class PlanFile:
                 return False
             before = self._board
             try:
-                self._board = _parse(self.path, _read(self.path))
+                is_spare = bool(self._spare) and self._is_blank()
+                self._board = _parse(self.path, self._spare.encode() if is_spare else _read(self.path))
             except K2Error as err:
                 self._board = replace(before, error=err.message)
             self._key = key
@@ -198,9 +216,13 @@ class PlanFile:
             try:
                 for _ in range(50):
                     try:
-                        raw = _read(target) if target.exists() else b""
-                        text = _text(target, raw)
+                        raw = _read(target) if os.path.exists(target) else b""
+                        text = _text(target, raw) or self._spare
                         new = change(text, board_plan.format_of(target.name, text)).encode()
+                    except UnicodeEncodeError:
+                        raise UsageError(
+                            f"{self.path}: a task's words have to be UTF-8 text", "nothing was written"
+                        )
                     except PlanError as err:
                         where = f"{self.path}" + (f" line {err.line}" if err.line else "")
                         raise K2Error(
@@ -228,7 +250,7 @@ class PlanFile:
     def _swap(self, target: Path, old: bytes, new: bytes) -> bool:
         """Put `new` in place of `old`; False (and nothing lost) when the file was not `old` any more."""
         try:
-            mode = os.stat(target).st_mode & 0o777 if target.exists() else 0o600
+            mode = os.stat(target).st_mode & 0o777 if os.path.exists(target) else 0o600
             fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         except OSError as err:
             raise K2Error(f"{target}: {err.strerror or err}", "the plan was left as it is")
@@ -239,17 +261,17 @@ class PlanFile:
                 fh.flush()
                 os.fsync(fh.fileno())
             os.chmod(tmp, mode)
-            now = target.read_bytes() if target.exists() else b""
+            now = _read(target) if os.path.exists(target) else b""
             if now != old:
                 return False
-            if not target.exists():
+            if not os.path.exists(target):
                 os.link(tmp, target)  # fails when somebody made it in this moment
                 return True
             if not _exchange(tmp, target):
                 os.replace(tmp, target)
                 return True
             # the former file now lies under the other name: what somebody wrote in the last microseconds is seen there
-            if tmp.read_bytes() == old:
+            if not tmp.is_fifo() and tmp.read_bytes() == old:
                 return True
             _exchange(tmp, target)
             return False

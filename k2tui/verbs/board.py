@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from k2tui.errors import UsageError
+from k2tui.errors import K2Error, UsageError
 
 if TYPE_CHECKING:
     from k2tui.core.board import Board, Task
@@ -87,10 +87,14 @@ def _read(args: argparse.Namespace) -> tuple[PlanFile, Board]:
     plan = _plan_file(args)
     plan.poll()
     if plan.board.error:
-        raise UsageError(plan.board.error, "fix that line; the file was left alone")
+        hint = "fix that line; the file was left alone" if " line " in plan.board.error else ""
+        raise UsageError(plan.board.error, hint or "check the file and its folder")
     jobs = folder.list_jobs()
     ready = _ready(jobs)
-    plan.sync(jobs, ready)
+    try:
+        plan.sync(jobs, ready)
+    except K2Error:
+        pass  # a folder that cannot be written: what jobs did is shown all the same
     return plan, plan.linked(jobs, ready)
 
 

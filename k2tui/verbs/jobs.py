@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from k2tui.errors import UsageError
+from k2tui.errors import K2Error, UsageError
 
 if TYPE_CHECKING:
     from k2tui.core.job import Job
@@ -230,6 +230,8 @@ def _logs(args: argparse.Namespace) -> int:
         if not args.follow:
             print(f"{job_id} has written nothing yet", file=sys.stderr)
             return 0
+    except PermissionError as err:
+        raise K2Error(f"{path}: {err.strerror}", "the log belongs to another user")
     rest = b""
     while args.follow:
         job = folder.get(job_id)
