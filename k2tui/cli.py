@@ -77,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser(first if first in known else None).parse_args(args_list)
         if command:
             args.command = command
-        return int(args._run(args) or 0)
+        code = int(args._run(args) or 0)
+        sys.stdout.flush()
+        return code
     except K2Error as err:
         print(f"k2tui: {err.message}", file=sys.stderr)
         if err.hint:
@@ -85,10 +87,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return err.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except UnicodeEncodeError as err:
+        if "surrogates" not in str(err):
+            raise
+        print("k2tui: an argument is not valid UTF-8", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         # the reader (head, less) has gone: no more output, no traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as err:
+        # the world said no (full disk, read-only folder, no permission): one line, whatever verb it was
+        words = f"{err.filename}: {err.strerror}" if err.filename else str(err.strerror or err)
+        print(f"k2tui: {words}", file=sys.stderr)
+        print("  check the disk and the permissions; K2TUI_HOME sets another state folder", file=sys.stderr)
+        _forget_stdout()
+        return 1
+
+
+def _forget_stdout() -> None:
+    """What could not be written is dropped: Python must not try again at its end."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

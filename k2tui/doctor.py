@@ -273,7 +273,8 @@ def _check_model(what: str, path: Path) -> Iterator[Finding]:
     try:
         found = checkpoint.inspect(path)
     except K2Error as err:
-        yield Finding(what, Severity.ERROR, err.message, err.hint)
+        hint = err.hint.replace("`model`", "`draft`") if what == "draft" else err.hint
+        yield Finding(what, Severity.ERROR, err.message, hint)
         return
     if found.missing:
         yield Finding(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from k2tui.core.job import Job, JobState
+from k2tui.core.job_mask import mask_text
 from k2tui.core.load import LoadView, ShardCount, State
 from k2tui.core.server import HttpStatus
 from k2tui.core.server_jobs import is_live, server_jobs
@@ -172,6 +173,12 @@ class Follower:
     def view(self, now_s: float, http: HttpStatus | None) -> ServerView:
         load = self.load_view(now_s, http)
         self._shards = load.target
+        if load.proof_line:
+            load = replace(load, proof_line=mask_text(load.proof_line))  # a log may repeat a key that was on the command line
+        load = _corrected(load, self.target.job)
+        job = self.target.job
+        if job is not None and job.waiting_for and not job.state.is_final:
+            load = replace(load, verdict=f"waits for {job.waiting_for}")
         if self._recorder is not None:
             self._recorder.look(load, now_s)
         return ServerView(
@@ -234,3 +241,17 @@ def _sizes(folder: Path) -> list[int]:
         return [f.stat().st_size for f in sorted(folder.glob("*.safetensors"))]
     except OSError:
         return []
+
+
+def _corrected(load: LoadView, job: Job | None) -> LoadView:
+    """What the job knows better than the log: a wrong command line, and a SIGKILL that was no out-of-memory kill."""
+    if load.root_cause == "exited_no_error" and ": error: " in load.proof_line:
+        told = load.proof_line.split(": error: ", 1)[1].strip()
+        return replace(load, verdict=f"its command line is wrong: {told}", hint="fix the arguments; k2tui doctor PROFILE checks them before a start")
+    if load.root_cause == "host_oom_kill" and job is not None and "no out-of-memory kill" in job.reason:
+        return replace(
+            load,
+            verdict=f"killed from outside: {job.reason}",
+            hint="the kernel killed nobody for want of memory: look who sent the signal (an operator, a scheduler, a container limit)",
+        )
+    return load

@@ -111,11 +111,14 @@ def describe(view: Any) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     from k2tui import config, doctor
     from k2tui.core.load import State
+    from k2tui.errors import UsageError
     from k2tui.jobs import folder
     from k2tui.orders import preview_stage, submit_stage
     from k2tui.stages.serve import resolve_profile
 
     loaded = config.load(args.config)
+    if args.port is not None and not 1 <= args.port <= 65535:
+        raise UsageError(f"--port {args.port} is no port", "ports go from 1 to 65535")
     params = params_of(args)
     profile = resolve_profile(loaded, params)
     argv = preview_stage(loaded, "serve", params)
@@ -143,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.json:
         job = folder.get(job_id)
-        print(f"k2tui: {view.load.verdict or job.reason}", file=sys.stderr)
+        waits = f"still waits for {job.waiting_for}" if job.waiting_for else ""
+        print(f"k2tui: {waits or view.load.verdict or job.reason}", file=sys.stderr)
         if view.load.proof_line:
             print(f"  line {view.load.proof_line_no}: {view.load.proof_line}", file=sys.stderr)
         if view.load.hint:

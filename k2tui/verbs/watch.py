@@ -79,6 +79,8 @@ def target_for(what: str, url: str = "") -> Any:
         raise UsageError(f"{path} is a folder, not a log file", "give the path of the file in it")
     if not path.exists():
         raise UsageError(f"no file {path}", "give a log file, a pid, a URL, `-`, or `-- COMMAND`")
+    if not path.is_file() and not path.is_fifo():
+        raise UsageError(f"{path} is no log file", "give a regular file, a pid, a URL, `-`, or `-- COMMAND`")
     if not os.access(path, os.R_OK):
         raise UsageError(f"no permission to read {path}", f"run: chmod a+r {path}, or read it as its owner")
     return Target(key=str(path), title=path.name, log=path, url=url)
