@@ -2,9 +2,8 @@
 
     FOLDER/manifest.json                        identity and settings, written before the first sample
     FOLDER/states-WRITER-00001.safetensors      shards: whole or absent (a `.partial` is never read)
-    FOLDER/index.json                           written when the set is finished; which shard holds which sample
 
-A shard is a plain safetensors file. Sample 17 of the data file is the tensors
+A shard is a plain safetensors file, and its header is the index: which samples it holds, their lengths and checksums. Sample 17 of the data file is the tensors
     17.input_ids [T] I32, 17.loss_mask [T] U8, 17.aux [T, B*H] BF16 (or F8_E4M3), 17.last [R, H] BF16 (or F8_E4M3)
 and, for fp8, 17.aux_scale [T, B] F32 and 17.last_scale [R, 1] F32 (value = stored * scale, one scale a token and boundary).
 B boundaries in ascending order; boundary b is the residual stream that enters layer b, Hugging Face's hidden_states[b].
@@ -30,7 +29,6 @@ from k2tui.errors import K2Error
 FORMAT = "k2tui-states"
 VERSION = 1
 MANIFEST = "manifest.json"
-INDEX = "index.json"
 SHARD_PREFIX = "states-"
 SHARD_SUFFIX = ".safetensors"
 PARTIAL_SUFFIX = ".partial"
