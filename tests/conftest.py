@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,3 +20,16 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     yield home
+
+
+@pytest.fixture(scope="session")
+def sglang_venv() -> Path:
+    """An environment with a real SGLang for the CPU, made once by the kit beside the project (about 3 minutes, 1.6 GB)."""
+    kit = Path(os.environ.get("K2TUI_SGLANG_KIT", Path(__file__).resolve().parents[2] / "shared" / "sglang-cpu"))
+    venv = Path(os.environ.get("K2TUI_SGLANG_VENV", Path.home() / ".cache" / "k2tui-tests" / "sglang-0.5.23"))
+    if not (venv / "ready").exists():
+        venv.parent.mkdir(parents=True, exist_ok=True)
+        made = subprocess.run(["bash", str(kit / "install.sh"), str(venv)], capture_output=True, text=True)
+        assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+        (venv / "ready").touch()
+    return venv

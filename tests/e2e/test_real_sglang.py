@@ -16,24 +16,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = Path(os.environ.get("K2TUI_SGLANG_KIT", ROOT.parent / "shared" / "sglang-cpu"))
-VENV = Path(os.environ.get("K2TUI_SGLANG_VENV", Path.home() / ".cache" / "k2tui-tests" / "sglang-0.5.23"))
 
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not KIT.is_dir(), reason=f"no SGLang CPU kit at {KIT} (set K2TUI_SGLANG_KIT)"),
 ]
-
-
-@pytest.fixture(scope="module")
-def venv() -> Path:
-    """An environment with SGLang, made once (about 3 minutes, 1.6 GB)."""
-    if not (VENV / "ready").exists():
-        VENV.parent.mkdir(parents=True, exist_ok=True)
-        made = subprocess.run(["bash", str(KIT / "install.sh"), str(VENV)], capture_output=True, text=True)
-        assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
-        (VENV / "ready").touch()
-    return VENV
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +39,8 @@ def k2(*argv: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "k2tui", *argv], capture_output=True, text=True, timeout=timeout, cwd=ROOT)
 
 
-def test_sglang_start_is_counted_ready_and_benchmarked(venv: Path, tmp_path: Path, own_home: Path) -> None:
+def test_sglang_start_is_counted_ready_and_benchmarked(sglang_venv: Path, tmp_path: Path, own_home: Path) -> None:
+    venv = sglang_venv
     model = tmp_path / "model"
     made = subprocess.run([str(venv / "bin/python"), str(KIT / "tiny_models.py"), "llama", str(model), "16", "40KB"], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr[-2000:]
