@@ -348,10 +348,33 @@ def _toml_blocks(text: str) -> list[tuple[int, int]]:
     for number, line in enumerate(lines):
         if not quote and re.match(r"\s*\[", line):
             heads.append((number, bool(re.match(r"\s*\[\[\s*(task|\"task\"|'task')\s*\]\]", line))))
-        for mark in re.findall(r'"""|\'\'\'', line):
-            quote = "" if quote == mark else quote or mark
+        quote = _open_quote(line, quote)
     heads.append((len(lines), False))
     return [(n, heads[i + 1][0]) for i, (n, is_task) in enumerate(heads[:-1]) if is_task]
+
+
+_CLOSE = {'"""': re.compile(r'(?:[^"\\]|\\.|"(?!""))*"""+'), "'''": re.compile(r"(?:[^']|'(?!''))*'''+")}
+_SHORT = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
+
+
+def _open_quote(line: str, quote: str) -> str:
+    """The multi-line quote that is open after a line, given the one that was open before it ("" = none)."""
+    at = 0
+    while at < len(line):
+        if quote:
+            m = _CLOSE[quote].match(line, at)
+            if m is None:
+                return quote
+            at, quote = m.end(), ""
+        elif line[at] == "#":
+            return ""
+        elif line.startswith(('"""', "'''"), at):
+            quote = line[at : at + 3]
+            at += 3
+        else:
+            m = _SHORT.match(line, at)
+            at = m.end() if m else at + 1
+    return quote
 
 
 def _toml_value(key: str, value: str) -> str:

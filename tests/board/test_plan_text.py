@@ -312,3 +312,15 @@ def test_moving_keeps_every_task_and_every_line(plan: tuple[str, str], data: st.
         )
     if fmt == "json":
         assert after[place].content == tasks[at].content
+
+
+@pytest.mark.parametrize("word", ["'''", '\\"\\"\\"', "# no comment", "[[task]]"])
+def test_quotes_inside_a_string_hide_no_task(word: str) -> None:
+    text = "".join(f'[[task]]\nid = "i{n}"\ncontent = "{word if n == 1 else n}"\n' for n in range(3))
+    moved = parse(move_task(text, "toml", "i2", 0), "toml").tasks
+    assert [t.id for t in moved] == ["i2", "i0", "i1"]
+
+
+def test_multi_line_strings_are_not_looked_into() -> None:
+    text = '[[task]]\nid = "a"\ncontent = "1"\nnote = """x\n[[task]]\n\\"""y"""\n[[task]]\nid = "b"\ncontent = "2"\nnote = \'\'\'\n[[task]]\n\'\'\'\n'
+    assert [t.id for t in parse(move_task(text, "toml", "b", 0), "toml").tasks] == ["b", "a"]
