@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from k2tui.core.events import Answered, Bar
+from k2tui.core.events import Answered, Bar, Event, Heartbeat
 
 _BAR = re.compile(
     r"(?:(?P<title>[^%|\r]{0,400}?)[: ]\s*|^|(?<=\]))(?P<pct>\d{1,3}(?:\.\d+)?)%(?P<completed> ?Completed)? ?\|(?:[^|]{0,300}\|)? ?"
@@ -98,3 +98,19 @@ def parse_access(text: str) -> Answered | None:
         return None
     match = ACCESS.search(text)
     return Answered(match["path"], int(match["status"])) if match else None
+
+
+_BAR_HINT = re.compile(r"\d%(?: Completed)? ?\|")
+
+
+def parse_shared(line: str) -> Event | None:
+    """What every engine writes alike: bars, access-log lines, heartbeats. Asked last, after the engine's own words."""
+    if "%" in line and _BAR_HINT.search(line):
+        bar = parse_bar(line)
+        if bar:
+            return bar
+    if "HTTP/" in line:
+        return parse_access(line)
+    if "Waiting for " in line and " local" in line:
+        return Heartbeat()
+    return None

@@ -13,7 +13,6 @@ from k2tui.core.events import (
     Dying,
     EngineArgs,
     Event,
-    Heartbeat,
     Listening,
     PhaseEdge,
     Prefilled,
@@ -22,7 +21,7 @@ from k2tui.core.events import (
 )
 from k2tui.core.load import DecodeBatch, Phase
 from k2tui.engines import Engine, LaunchPlan
-from k2tui.engines._grammar import parse_access, parse_bar
+from k2tui.engines._grammar import parse_shared
 
 BANNER = "[k2tui embedded engine] "  # first line of the embedded engine's log; the rest is SGLang's grammar
 
@@ -232,7 +231,6 @@ _CAPTURE = re.compile(
     r"[Cc]apture (?:\S+ ){0,3}?(?:cuda|CUDA|cpu|CPU|npu|NPU) graph (begin|end|failed|bs)", re.ASCII
 )
 _SGL = re.compile(r"\b(?:sglang|sgl_kernel|sgl-kernel|SGLang)\b")
-_BAR_HINT = re.compile(r"\d%(?: Completed)? ?\|")
 
 
 def parse_line(line: str) -> Event | None:
@@ -255,12 +253,4 @@ def parse_line(line: str) -> Event | None:
             event = make(line)
             if event is not None:
                 return event
-    if "%" in line and _BAR_HINT.search(line):
-        bar = parse_bar(line)
-        if bar:
-            return bar
-    if "HTTP/" in line:
-        return parse_access(line)
-    if "Waiting for " in line and " local" in line:
-        return Heartbeat()
-    return None
+    return parse_shared(line)

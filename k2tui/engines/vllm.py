@@ -13,7 +13,6 @@ from k2tui.core.events import (
     Dying,
     EngineArgs,
     Event,
-    Heartbeat,
     Listening,
     PhaseEdge,
     ReadyLine,
@@ -21,7 +20,7 @@ from k2tui.core.events import (
 )
 from k2tui.core.load import DecodeBatch, Phase
 from k2tui.engines import Engine, LaunchPlan
-from k2tui.engines._grammar import parse_access, parse_bar
+from k2tui.engines._grammar import parse_shared
 from k2tui.engines.sglang import bind_failed
 
 
@@ -199,7 +198,6 @@ _LINES: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
     ("WorkerProc hit an exception", lambda t: Dying("worker failed")),
     ("Engine loop has died", lambda t: Dying("engine died")),
 )  # fmt: skip
-_BAR_HINT = re.compile(r"\d%(?: Completed)? ?\|")
 
 
 def parse_line(line: str) -> Event | None:
@@ -209,12 +207,4 @@ def parse_line(line: str) -> Event | None:
             event = make(line)
             if event is not None:
                 return event
-    if "%" in line and _BAR_HINT.search(line):
-        bar = parse_bar(line)
-        if bar:
-            return bar
-    if "HTTP/" in line:
-        return parse_access(line)
-    if "Waiting for " in line and " local" in line:
-        return Heartbeat()
-    return None
+    return parse_shared(line)

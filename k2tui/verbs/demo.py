@@ -60,13 +60,11 @@ def headless(args: argparse.Namespace) -> int:
     from k2tui import benchdb, config
     from k2tui.core.job import JobState
     from k2tui.core.load import State
-    from k2tui.errors import UsageError
     from k2tui.jobs import folder
     from k2tui.orders import submit_stage
-    from k2tui.verbs.up import wait_ready
+    from k2tui.verbs.up import check_port, wait_ready
 
-    if args.port is not None and not 1 <= args.port <= 65535:
-        raise UsageError(f"--port {args.port} is no port", "ports go from 1 to 65535")
+    check_port(args.port)
     loaded = config.load(args.config)
     began = time.monotonic()
     job_id, started = start_server(loaded, args.port)

@@ -25,6 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
 
 
+def check_port(port: int | None) -> None:
+    """Raises UsageError for a --port that is none; None = not given."""
+    from k2tui.errors import UsageError
+
+    if port is not None and not 1 <= port <= 65535:
+        raise UsageError(f"--port {port} is no port", "ports go from 1 to 65535")
+
+
 def params_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "profile": args.profile or None,
@@ -111,14 +119,12 @@ def describe(view: Any) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     from k2tui import config, doctor
     from k2tui.core.load import State
-    from k2tui.errors import UsageError
     from k2tui.jobs import folder
     from k2tui.orders import preview_stage, submit_stage
     from k2tui.stages.serve import resolve_profile
 
     loaded = config.load(args.config)
-    if args.port is not None and not 1 <= args.port <= 65535:
-        raise UsageError(f"--port {args.port} is no port", "ports go from 1 to 65535")
+    check_port(args.port)
     params = params_of(args)
     profile = resolve_profile(loaded, params)
     argv = preview_stage(loaded, "serve", params)
