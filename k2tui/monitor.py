@@ -29,6 +29,7 @@ from k2tui.core.server_jobs import shown_servers
 from k2tui.core.snapshot import Notice, ServerView, Snapshot, StageInfo
 from k2tui.errors import K2Error, NotReadyError
 from k2tui.jobs import folder
+from k2tui.lifecycle import Ending
 from k2tui.notify import Notifier
 from k2tui.orders import open_plan, preview_stage, submit_stage
 from k2tui.servers import Follower, Target, target_of
@@ -345,7 +346,23 @@ class Monitor:
         return job_id
 
     def stop_job(self, job_id: str) -> None:
-        folder.stop(job_id)
+        if folder.get(job_id).spec.kind == "server":
+            ending = Ending(job_id, self._nvml.latest)
+            ending.order()
+            threading.Thread(target=self._see_out, args=(ending,), name="ending", daemon=True).start()
+        else:
+            folder.stop(job_id)
+        self._hurry()
+
+    def _see_out(self, ending: Ending) -> None:
+        """A server is on its way out: say what is left of it, if anything is."""
+        try:
+            end = ending.finish(60.0)
+        except (K2Error, OSError) as err:
+            self._note("warning", f"{ending.job.spec.id}: {err}")
+            return
+        if not end.is_clean:
+            self._note("error", f"{ending.job.spec.title}: {end.words}")
         self._hurry()
 
     def retry_job(self, job_id: str) -> str:
@@ -360,6 +377,11 @@ class Monitor:
 
     def add_task(self, content: str, priority: str = "medium") -> None:
         self._plan.add_task(content, priority=priority)
+        self._hurry()
+
+    def move_task(self, task_id: str, other_id: str) -> None:
+        self._plan.take_place(task_id, other_id)
+        self._board = self._plan.linked(self._jobs, self._ready)
         self._hurry()
 
     def _hurry(self) -> None:

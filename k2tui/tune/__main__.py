@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from k2tui import benchdb, config, doctor
-from k2tui.core.job import Job, JobState
+from k2tui.core.job import JobState
 from k2tui.core.load import State
 from k2tui.core.server_jobs import is_live
 from k2tui.core.snapshot import ServerView
@@ -21,18 +21,14 @@ from k2tui.core.tuning import Setting, Space, Trial, apply, drift, key_of, plann
 from k2tui.errors import K2Error
 from k2tui.jobs import folder as jobs
 from k2tui.jobs.report import report_progress, report_result
+from k2tui.lifecycle import DECIDED, Stopped, follow_start, stop_servers
 from k2tui.orders import submit_stage
 from k2tui.plain import duration
 from k2tui.plain import table as plain_table
-from k2tui.servers import Follower, target_of
-from k2tui.sources.http import ServerProbe
 from k2tui.tune.folder import TuneFolder
 
-_FREE_TOLERANCE_B = 1 << 30
-_FREE_WAIT_S = 30.0
 
-
-class Stopped(Exception):
+class Halt(Exception):
     """The user (or the keeper) asked for the end."""
 
 
@@ -74,8 +70,7 @@ class Tuner:
         """Servers of this run that an earlier, killed tuner left running."""
         for job in jobs.list_jobs():
             if is_live(job) and job.spec.params.get("tune") == self.run.path.name:
-                jobs.stop(job.spec.id, by="the tuner")
-                jobs.wait(job.spec.id, timeout_s=120)
+                stop_servers([job.spec.id], by="the tuner", timeout_s=120)
 
     def _progress(self, done: dict[str, Trial], todo: list[Setting]) -> None:
         total = len(done) + len(todo) + 1
@@ -134,11 +129,14 @@ class Tuner:
         except K2Error as err:
             return replace(trial, state="refused", cause=err.message)
         try:
-            view = self._wait(self._server)
+            view = follow_start(self._server, timeout_s=self.space.ready_timeout_s, pause_s=0.5)
             load = view.load
             if load.state is not State.READY:
-                stalled = load.state in (State.STALLED, State.LOADING)
+                is_over = load.state not in DECIDED and not jobs.get(self._server).state.is_final
+                stalled = is_over or load.state in (State.STALLED, State.LOADING)
                 cause = load.verdict or str(load.state)
+                if is_over:
+                    cause = f"not ready after {self.space.ready_timeout_s:g} s: {cause}"
                 if load.root_cause:
                     cause = f"{load.root_cause} ({load.root_cause_group}): {cause}"
                 if load.proof_line and not stalled:
@@ -160,7 +158,7 @@ class Tuner:
         })  # fmt: skip
         try:
             job = jobs.wait(job_id, timeout_s=space.bench_timeout_s)
-        except Stopped:
+        except Halt:
             jobs.stop(job_id, by="the tuner")
             raise
         if not job.state.is_final:
@@ -181,51 +179,17 @@ class Tuner:
         }
         return replace(trial, values=values, accept_length=sum(accepts) / len(accepts) if accepts else None, figures=figures)
 
-    def _wait(self, job_id: str) -> ServerView:
-        """Follow the start until it is decided or takes too long."""
-        follower = Follower(target_of(jobs.get(job_id)), learns=True)
-        probe = ServerProbe(follower.target.url, 2.0)
-        end = time.monotonic() + self.space.ready_timeout_s
-        try:
-            while True:
-                now = time.time()
-                job: Job = jobs.get(job_id)
-                follower.target = target_of(job)
-                follower.step(now)
-                follower.look(now)
-                http = None if job.state.is_final else probe.poll(now)
-                follower.join(now, http)
-                view = follower.view(now, http)
-                if job.state.is_final or view.load.state in (State.READY, State.FAILED, State.STALLED):
-                    return view
-                if time.monotonic() > end:
-                    words_ = f"not ready after {self.space.ready_timeout_s:g} s: {view.load.verdict}"
-                    return replace(view, load=replace(view.load, state=State.STALLED, verdict=words_))
-                time.sleep(0.5)
-        finally:
-            follower.close()
-
-    def _stop_server(self) -> float:
-        began = time.monotonic()
-        job_id, self._server = self._server, ""
-        jobs.stop(job_id, by="the tuner")
-        jobs.wait(job_id, timeout_s=180)
-        return time.monotonic() - began
+    def _stop_server(self, free_before: dict[int, int] | None = None) -> Stopped:
+        end = stop_servers([self._server], by="the tuner", timeout_s=180, free_before=free_before)[0]
+        self._server = ""  # only now: a Halt in between must find it again
+        return end
 
     def _stopped(self, trial: Trial, before: dict[int, int]) -> Trial:
-        """Stop the server; wait until the GPUs' memory is really back, and say what is still held."""
-        took = self._stop_server()
-        end = time.monotonic() + _FREE_WAIT_S
-        held = 0
-        while before:
-            after = self._free()
-            held = sum(max(0, b - after.get(i, b)) for i, b in before.items())
-            if held < _FREE_TOLERANCE_B or time.monotonic() > end:
-                break
-            time.sleep(0.5)
-        if held >= _FREE_TOLERANCE_B:
-            print(f"warning: {held / 1e9:.1f} GB of GPU memory are still held {took + _FREE_WAIT_S:.0f} s after the stop (k2tui gpus shows by whom)", flush=True)
-        return replace(trial, stop_s=took, held_b=held if held >= _FREE_TOLERANCE_B else 0)
+        """Stop the server; its GPU memory is waited for, and what is still held is said."""
+        end = self._stop_server(before)
+        if not end.is_clean:
+            print(f"warning: {end.words}", flush=True)
+        return replace(trial, stop_s=end.took_s, held_b=end.held_b)
 
     def _free(self) -> dict[int, int]:
         return {g.index: g.free_b for g in doctor.gpu_facts(self.profile.gpus) if g.free_b is not None}
@@ -242,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def on_term(signum: int, frame: FrameType | None) -> None:
-        raise Stopped
+        raise Halt
 
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGINT, on_term)
@@ -253,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
         return err.exit_code
     try:
         return tuner.go()
-    except Stopped:
+    except Halt:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         tuner.abort()
         print(f"stopped; what was measured is kept, go on with: k2tui tune resume {args.folder.name}", flush=True)

@@ -1,4 +1,4 @@
-"""`k2tui down [JOB ...]`: stop servers that k2tui started, and say what is left."""
+"""`k2tui down [JOB ...]`: stop servers that k2tui started, see that processes and GPU memory are gone, and say what is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HELP = "stop the server (or the given jobs; --all stops every job)"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="*", help="job ids; default: every running server")
     parser.add_argument("--all", action="store_true", help="every live job, not only servers")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="wait at most S seconds for the end (default 60)")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="after S seconds every process of the job is killed (default 60)")
     parser.add_argument("--json", action="store_true")
 
 
@@ -28,19 +28,20 @@ def run(args: argparse.Namespace) -> int:
     if not chosen:
         print(json.dumps({"schema": 1, "stopped": []}) if args.json else "nothing is running", file=sys.stdout if args.json else sys.stderr)
         return 0
-    for job in chosen:
-        if is_live(job):
-            folder.stop(job.spec.id)
-    ended = []
+    from k2tui.lifecycle import stop_servers
+
     code = 0
-    for job in chosen:
-        last = folder.wait(job.spec.id, timeout_s=args.timeout)
-        ended.append({"job": last.spec.id, "state": str(last.state), "reason": last.reason})
-        if not last.state.is_final:
+    ends = stop_servers([job.spec.id for job in chosen], timeout_s=args.timeout)
+    for end in ends:
+        job_id = end.job.spec.id
+        if not end.job.state.is_final:
             code = 124
-            print(f"k2tui: {last.spec.id} has not ended after {args.timeout:g} s ({last.state})", file=sys.stderr)
+            print(f"k2tui: {job_id} has not ended after {args.timeout:g} s ({end.job.state}); {end.words}", file=sys.stderr)
+        elif not end.is_clean:
+            code = max(code, 1)
+            print(f"k2tui: {job_id}: {end.words}", file=sys.stderr)
         elif not args.json:
-            print(f"{last.spec.id}: {last.reason or last.state}")
+            print(f"{job_id}: {end.words}")
     if args.json:
-        print(json.dumps({"schema": 1, "stopped": ended}, ensure_ascii=False))
+        print(json.dumps({"schema": 1, "stopped": [end.as_json() for end in ends]}, ensure_ascii=False))
     return code

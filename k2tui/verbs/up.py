@@ -48,48 +48,33 @@ def wait_ready(job_id: str, *, timeout_s: float = 0.0, quiet: bool = False) -> A
 
     Progress goes to stderr: one line that is rewritten on a terminal, a line whenever something changed elsewhere.
     """
-    from k2tui.core.load import State
-    from k2tui.jobs import folder
-    from k2tui.servers import Follower, target_of
-    from k2tui.sources.http import ServerProbe
+    from k2tui.lifecycle import follow_start
 
-    began = time.monotonic()
-    follower = Follower(target_of(folder.get(job_id)), learns=True)
-    probe = ServerProbe(follower.target.url, 1.0)
     on_terminal = sys.stderr.isatty() and not quiet
     said = ""
     told: tuple[Any, ...] = ()
     told_at = 0.0
+
+    def tell(view: Any) -> None:
+        nonlocal said, told, told_at
+        words = view.load.verdict or str(view.load.state)
+        if words == said:
+            return
+        if on_terminal:
+            sys.stderr.write(f"\r\x1b[K{words[:150]}")
+        else:
+            # a file or a pipe: a line at each new phase or state, and every 5 s in between
+            point = (view.load.phase, view.load.state, view.job.waiting_for)
+            if point == told and time.monotonic() - told_at < 5.0:
+                return
+            sys.stderr.write(words + "\n")
+            told, told_at = point, time.monotonic()
+        sys.stderr.flush()
+        said = words
+
     try:
-        while True:
-            now = time.time()
-            job = folder.get(job_id)
-            follower.target = target_of(job)
-            follower.step(now)
-            follower.look(now)
-            http = None if job.state.is_final else probe.poll(now)
-            follower.join(now, http)
-            view = follower.view(now, http)
-            words = (job.waiting_for and f"waits for {job.waiting_for}") or view.load.verdict or str(view.load.state)
-            if not quiet and words != said:
-                if on_terminal:
-                    sys.stderr.write(f"\r\x1b[K{words[:150]}")
-                else:
-                    # a file or a pipe: a line at each new phase or state, and every 5 s in between
-                    point = (view.load.phase, view.load.state, job.waiting_for)
-                    if point == told and time.monotonic() - told_at < 5.0:
-                        words = said
-                    else:
-                        sys.stderr.write(words + "\n")
-                        told, told_at = point, time.monotonic()
-                sys.stderr.flush()
-                said = words
-            over = timeout_s and time.monotonic() - began > timeout_s
-            if job.state.is_final or view.load.state in (State.READY, State.FAILED, State.STALLED) or over:
-                return view
-            time.sleep(0.3)
+        return follow_start(job_id, timeout_s=timeout_s, on_view=None if quiet else tell)
     finally:
-        follower.close()
         if on_terminal and said:
             sys.stderr.write("\n")
 
