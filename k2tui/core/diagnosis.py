@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from statistics import median
 
 from k2tui.core.diagnosis_classes import CLASSES, remedy_for
 from k2tui.core.diagnosis_rules import (
@@ -609,7 +608,7 @@ def stall_after_s(facts: Facts) -> float:
         least = min(least, 120.0)  # neither the CPU nor a GPU does anything
     if facts.phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD, Phase.GRAPH_CAPTURE, *_CLIENTS):
         if facts.gaps_s:
-            return max(120.0, 20 * median(facts.gaps_s), 4 * max(facts.gaps_s))
+            return max(120.0, 20 * sorted(facts.gaps_s)[len(facts.gaps_s) // 2], 4 * max(facts.gaps_s))
         if facts.bar_elapsed_s and facts.bar_done:
             return max(120.0, 20 * facts.bar_elapsed_s / facts.bar_done)
         return max(least, 300.0)

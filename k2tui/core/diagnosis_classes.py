@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from k2tui.core.load import Phase, State
 
 
-@dataclass(frozen=True, slots=True)
-class RootCause:
+class RootCause(NamedTuple):
     """state: the server's state when this class is proved. phase: where it happens when nothing else tells."""
 
     group: str

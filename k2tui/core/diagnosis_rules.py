@@ -1,4 +1,4 @@
-"""The table of evidence -> class (`RULES`), and the collector that keeps the few lines which prove something.
+"""The table of evidence -> class (`_rules`), and the collector that keeps the few lines which prove something.
 
 Knows no file, clock or engine. What a line must say, which class it proves, and how strongly; which of them wins is decided in
 `diagnosis.py`.
@@ -10,10 +10,13 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
 
 from k2tui.core.diagnosis_classes import CLASSES
 from k2tui.core.load import DecodeBatch, Phase, ShardCount, State
 from k2tui.core.loadlines import Line
+from k2tui.core.patterns import Pattern
 
 CAUSE = 3  # names a cause
 WEAK = 2  # names a fault whose cause may be another line
@@ -44,7 +47,7 @@ class Finding:
         return any("eagle" in f or "draft" in f or "mtp" in f or "/spec" in f for f in self.files)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)  # read, never compared: half the import time
 class Facts:
     """What the tracker and the world know at this moment (see tracker.Evidence for the outer half)."""
 
@@ -141,8 +144,7 @@ def advice_for(root_cause: str) -> str:
 # --- the table -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """pattern: searched in the line's text. literal: must be in it (a cheap gate). bars: phases where the rule is mute."""
 
     root_cause: str
@@ -365,41 +367,44 @@ def _rules() -> tuple[Rule, ...]:
     )  # fmt: skip
 
 
-RULES = _rules()
-_COMPILED: tuple[tuple[Rule, re.Pattern[str] | None, re.Pattern[str] | None], ...] = tuple(
-    (
-        rule,
-        re.compile(rule.pattern) if rule.pattern else None,
-        re.compile(rule.unless) if rule.unless else None,
-    )
-    for rule in RULES
-)
-_BY_LITERAL: dict[str, list[tuple[Rule, re.Pattern[str] | None, re.Pattern[str] | None]]] = {}
-for _compiled in _COMPILED:
-    _BY_LITERAL.setdefault(_compiled[0].literal, []).append(_compiled)
-_FRAME = re.compile(r'File "([^"]+)", line \d+(?:, in (\S+))?')
-_NATIVE_FRAME = re.compile(r"^\s*frame #\d+: (\S+)")
-_EXCEPTION = re.compile(
+@cache
+def by_literal() -> dict[str, list[tuple[Rule, Pattern | None, Pattern | None]]]:
+    """The table by the literal that gates its rules: literal -> (rule, its pattern, its `unless`)."""
+    table: dict[str, list[tuple[Rule, Pattern | None, Pattern | None]]] = {}
+    for rule in _rules():
+        table.setdefault(rule.literal, []).append(
+            (
+                rule,
+                Pattern(rule.pattern) if rule.pattern else None,
+                Pattern(rule.unless) if rule.unless else None,
+            )
+        )
+    return table
+
+
+_FRAME = Pattern(r'File "([^"]+)", line \d+(?:, in (\S+))?')
+_NATIVE_FRAME = Pattern(r"^\s*frame #\d+: (\S+)")
+_EXCEPTION = Pattern(
     r"^\s*(?:\[rank\d+\]: ?|ERROR \S+ ?)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Warning))(?::\s*(?P<msg>.*))?$"
 )
-_IGNORED_IMPORT = re.compile(r"Ignore import error when loading ([\w.]+)")
+_IGNORED_IMPORT = Pattern(r"Ignore import error when loading ([\w.]+)")
 
-_FRAME_PHASE: tuple[tuple[re.Pattern[str], Phase], ...] = (
-    (re.compile(r"^event_loop|^run_batch$|^process_batch|^update_weights|^init_weights_update_group$|^forward_batch_speculative|^run_busy_loop$|^run_engine_core.*busy|^_process_engine_step"), Phase.SERVING),
-    (re.compile(r"^init_cuda_graph|^init_device_graphs|^capture|^CudaGraphRunner|^capture_model|^kernel_warmup|^compile_or_warm_up|^init_piecewise|^warmup_compile|^init_decode_cuda"), Phase.GRAPH_CAPTURE),
-    (re.compile(r"^init_memory_pool|^profile_max_num|^determine_(?:available_memory|num_available)|^_?initialize_kv_cache|^init_kv|^profile_run|^_check_enough_kv|^get_kv_cache_config|^configure_pool"), Phase.KV_ALLOC),
-    (re.compile(r"^load_model$|^get_model$|^_initialize_model|^load_weights|^make_layers|^create_weights|_weights_iterator$|^initialize_model$|^get_model_architecture|^resolve_model_cls|^load_vocab_mapping"), Phase.WEIGHT_LOAD),
-    (re.compile(r"^init_torch_distributed|^init_distributed|^init_device|^ncclCommInit|^initialize_model_parallel|^init_process_group|^init_model_parallel|^_?new_process_group"), Phase.DIST_INIT),
+_FRAME_PHASE: tuple[tuple[Pattern, Phase], ...] = (
+    (Pattern(r"^event_loop|^run_batch$|^process_batch|^update_weights|^init_weights_update_group$|^forward_batch_speculative|^run_busy_loop$|^run_engine_core.*busy|^_process_engine_step"), Phase.SERVING),
+    (Pattern(r"^init_cuda_graph|^init_device_graphs|^capture|^CudaGraphRunner|^capture_model|^kernel_warmup|^compile_or_warm_up|^init_piecewise|^warmup_compile|^init_decode_cuda"), Phase.GRAPH_CAPTURE),
+    (Pattern(r"^init_memory_pool|^profile_max_num|^determine_(?:available_memory|num_available)|^_?initialize_kv_cache|^init_kv|^profile_run|^_check_enough_kv|^get_kv_cache_config|^configure_pool"), Phase.KV_ALLOC),
+    (Pattern(r"^load_model$|^get_model$|^_initialize_model|^load_weights|^make_layers|^create_weights|_weights_iterator$|^initialize_model$|^get_model_architecture|^resolve_model_cls|^load_vocab_mapping"), Phase.WEIGHT_LOAD),
+    (Pattern(r"^init_torch_distributed|^init_distributed|^init_device|^ncclCommInit|^initialize_model_parallel|^init_process_group|^init_model_parallel|^_?new_process_group"), Phase.DIST_INIT),
 )  # fmt: skip
 
 
-_LOOP = re.compile(r"event_loop_\w+")
-_LOSS = re.compile(r"\bloss\b['\" ]*[=: ]+ *([\d.]+|nan)", re.I)
-_ACC = re.compile(r"\bacc(?:uracy)?(?:_\d+)?\b['\" ]*[=: ]+ *([\d.]+)", re.I)
-_STEP = re.compile(r"(\d+)/(\d+) \[")
-_AVAIL = re.compile(r"Load weight begin\. avail mem=([\d.]+) GB")
-_NUMBERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern, re.I))
+_LOOP = Pattern(r"event_loop_\w+")
+_LOSS = Pattern(r"\bloss\b['\" ]*[=: ]+ *([\d.]+|nan)", re.I)
+_ACC = Pattern(r"\bacc(?:uracy)?(?:_\d+)?\b['\" ]*[=: ]+ *([\d.]+)", re.I)
+_STEP = Pattern(r"(\d+)/(\d+) \[")
+_AVAIL = Pattern(r"Load weight begin\. avail mem=([\d.]+) GB")
+_NUMBERS: tuple[tuple[str, Pattern], ...] = tuple(
+    (name, Pattern(pattern, re.I))
     for name, pattern in (
         ("total", r"num_prompts['\"]?\s*[=:]\s*(\d+)|['\"]?total_requests['\"]?\s*[=:]\s*(\d+)|Total requests:\s+(\d+)|--num-prompts[ =](\d+)"),
         ("successful", r"Successful requests:\s+(\d+)|['\"]successful_requests['\"]:\s*(\d+)|['\"]completed['\"]:\s*(\d+)"),
@@ -409,11 +414,11 @@ _NUMBERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("accept_length", r"^\s*(?:Average |Mean )?[Aa]ccept length:\s+([\d.]+)|['\"]accept_length['\"]:\s*([\d.]+)"),
     )
 )  # fmt: skip
-_NUMBER_HINT = re.compile(r"requests|prompts|tokens|ccept|completed|throughput|total_output", re.I)
-_SERVER_ERROR = re.compile(
+_NUMBER_HINT = Pattern(r"requests|prompts|tokens|ccept|completed|throughput|total_output", re.I)
+_SERVER_ERROR = Pattern(
     r"HTTP/[\d.]+ 5\d\d|\b50[0234] (?:Service|Internal|Bad|Gateway)|\bstatus(?:_code)?[ =:]+5\d\d", re.I
 )
-_CLIENT_ERROR = re.compile(
+_CLIENT_ERROR = Pattern(
     r"ConnectionResetError|Connection reset|ServerDisconnected|ClientConnectorError|ClientOSError|onnection refused|Connect call failed|Cannot connect to host|ReadTimeout|TimeoutError|Connection aborted|RemoteDisconnected",
     re.I,
 )
@@ -423,6 +428,7 @@ class Collector:
     """note() every line of a start; keeps the few that prove something. Bounded: a gigabyte of errors costs kilobytes."""
 
     def __init__(self) -> None:
+        self._rules = by_literal()
         self._reset()
 
     def _reset(self) -> None:
@@ -499,7 +505,7 @@ class Collector:
         if "server_args=" in text[:160] or text.startswith(("args: Namespace", "Namespace(")):
             return  # a wall of words such as error=None
         # a plain search for each literal is far quicker than one regex of them all
-        for literal, rules in _BY_LITERAL.items():
+        for literal, rules in self._rules.items():
             if literal not in text:
                 continue
             for rule, pattern, unless in rules:

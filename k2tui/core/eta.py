@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import mean, median
 from typing import Any, Protocol, cast
 
 from k2tui.core.load import Phase, PhaseSpan, ShardCount
@@ -329,7 +328,7 @@ class LearnedEta:
             for r in self._records[-_KEEP:]
             if r.engine == progress.engine and _last_index(r, Phase.WEIGHT_LOAD) >= 0
         ]
-        return Estimate(linear.eta_s + (median(tails) if tails else 0.0), None, linear.phase_s)
+        return Estimate(linear.eta_s + _median(tails), None, linear.phase_s)
 
     def _error(
         self,
@@ -384,5 +383,11 @@ def accuracy(records: Sequence[StartRecord]) -> tuple[Accuracy, ...]:
         if pairs:
             errors = [abs(a - b) for a, b in pairs]
             shares = [abs(a - b) / max(b, 1.0) for a, b in pairs]
-            out.append(Accuracy(name, len(pairs), mean(errors), mean(shares)))
+            out.append(Accuracy(name, len(pairs), sum(errors) / len(errors), sum(shares) / len(shares)))
     return tuple(out)
+
+
+def _median(values: list[float]) -> float:
+    """0.0 of nothing."""
+    ordered, n = sorted(values), len(values)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2 if n else 0.0

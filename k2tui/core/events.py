@@ -1,15 +1,18 @@
-"""What one line of a log can say, as values. The grammar that finds them lives with the engines; time is not known here."""
+"""What one line of a log can say, as values. The grammar that finds them lives with the engines; time is not known here.
+
+Tuples, not dataclasses: one is made for every line that says something, and they are quick to make."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from k2tui.core.load import DecodeBatch, Phase
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseEdge:
+class PhaseEdge(NamedTuple):
     """A phase begins, ends, or is seen to be going on. role: "draft" when the line says that it is about the draft."""
 
     phase: Phase
@@ -20,8 +23,7 @@ class PhaseEdge:
     opens_draft: bool = False  # from here on this rank loads the draft
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """One refresh of a progress bar. kind: shards | capture | jit | train | extract | bench | work (not known yet)."""
 
     kind: str
@@ -32,8 +34,7 @@ class Bar:
     rate_per_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineArgs:
+class EngineArgs(NamedTuple):
     """The line where a server prints its arguments: the beginning of a start."""
 
     engine: str
@@ -45,62 +46,54 @@ class EngineArgs:
     version: str = ""
     nnodes: int | None = None
     is_start: bool = True  # False: it only tells facts (a version line, a model name)
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    values: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
+class Listening(NamedTuple):
     """The HTTP server is up. Not the same as ready."""
 
     url: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyLine:
+class ReadyLine(NamedTuple):
     """The engine's own word that it is ready. is_proof: False while it only opens the door (vLLM before an answer)."""
 
     engine: str
     is_proof: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class BindFailed:
+class BindFailed(NamedTuple):
     """The port was taken: whatever is said later about readiness is about another server."""
 
     port: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(NamedTuple):
     batch: DecodeBatch
     accept_rate: float | None = None
     drafted_to: int | None = None  # draft tokens a step, when the line tells
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(NamedTuple):
     num_running_reqs: int | None = None
     num_queue_reqs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """A line of the HTTP server's access log."""
 
     path: str
     status: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping:
+class Stopping(NamedTuple):
     """A wanted stop (SIGTERM, Ctrl-C, drained)."""
 
     how: str
     is_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Dying:
+class Dying(NamedTuple):
     """The engine says that it or a child of it is dying. The reason is another line's business."""
 
     what: str

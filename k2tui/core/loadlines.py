@@ -8,16 +8,18 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from k2tui.core.patterns import Pattern
 
 HEAD_B = 64 * 1024  # of a line longer than both, the middle is dropped: a megabyte-long line costs 128 KiB
 TAIL_B = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One piece of text between two carriage returns, newlines or in-line stamps.
 
     no: number of the physical line, 1-based. raw: as written, without escape codes. text: without wrappers.
@@ -43,70 +45,70 @@ class Line:
         return self.no if self.turned is None else self.turned
 
 
-_ANSI = re.compile(
+_ANSI = Pattern(
     r"\x1b\[[0-9;:?<=>!]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)|\x1b[PX^_][^\x1b]{0,4096}\x1b\\|\x1b[ -/]*[0-~]"
 )
 # colour codes whose escape byte was eaten by a copy and paste
-_ANSI_BALD = re.compile(r"\[[0-9]{1,3}(?:;[0-9]{1,3})*m(?=\S|\s|$)")
+_ANSI_BALD = Pattern(r"\[[0-9]{1,3}(?:;[0-9]{1,3})*m(?=\S|\s|$)")
 _BLANKS = "\t\xa0\u2002\u2003\u2009\u202f\u3000"
-_CUT = re.compile(
+_CUT = Pattern(
     r"(?<=[^\s(\[<'\"=])(?=\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d)|(?<=\])(?= ?\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d)"
 )
 _ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 
-_WRAPPERS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("cri", re.compile(rf"(?P<stamp>{_ISO}) (?:stdout|stderr) (?P<flag>[FP])(?:[:\w]*)(?: |$)")),
-    ("json", re.compile(r'\{"(?:log|message|msg)":\s*"(?P<json>(?:[^"\\]|\\.)*)"')),
+_WRAPPERS: tuple[tuple[str, Pattern], ...] = (
+    ("cri", Pattern(rf"(?P<stamp>{_ISO}) (?:stdout|stderr) (?P<flag>[FP])(?:[:\w]*)(?: |$)")),
+    ("json", Pattern(r'\{"(?:log|message|msg)":\s*"(?P<json>(?:[^"\\]|\\.)*)"')),
     (
         "journal",
-        re.compile(
+        Pattern(
             r"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|"
             + _ISO
             + r") [\w.-]+ (?:(?P<name>[\w.@:/-]{1,80}?)\[\d+\]|kernel): ?"
         ),
     ),
-    ("compose", re.compile(r"(?P<name>[A-Za-z][\w.-]{0,80}?) +\| ?(?!\s*\d+/\d+ \[)")),
-    ("pod", re.compile(r"\[pod/(?P<name>[\w./-]+)\] ")),
+    ("compose", Pattern(r"(?P<name>[A-Za-z][\w.-]{0,80}?) +\| ?(?!\s*\d+/\d+ \[)")),
+    ("pod", Pattern(r"\[pod/(?P<name>[\w./-]+)\] ")),
     (
         "ray",
-        re.compile(
+        Pattern(
             r"\((?P<name>(?!APIServer|EngineCore|Worker|VllmWorker|StageEngine|DPCoordinator|Process)[A-Za-z_][\w.:]*) (?:pid|PID)=\d+(?:, ip=[\w.:]+)?\)\s?"
         ),
     ),
-    ("iso", re.compile(rf"\[?(?P<stamp>{_ISO})\]?\s(?=\S*\[|\(|[A-Z]+ |\S+ >> |\S+ +\|)")),
-    ("job", re.compile(r"(?P<name>[\w.-]{1,120}) >> ")),
+    ("iso", Pattern(rf"\[?(?P<stamp>{_ISO})\]?\s(?=\S*\[|\(|[A-Z]+ |\S+ >> |\S+ +\|)")),
+    ("job", Pattern(r"(?P<name>[\w.-]{1,120}) >> ")),
     (
         "tag",
-        re.compile(
+        Pattern(
             r"\[(?P<name>(?:SGLang LOG|[\w]+(?:-(?:master|worker|head|node))+(?:-\d+)?|default\d+|\d{1,3}))\]:? ?(?=\S)"
         ),
     ),
-    ("slurm", re.compile(r"(?P<name>\d{1,4}): (?=\S| )")),
+    ("slurm", Pattern(r"(?P<name>\d{1,4}): (?=\S| )")),
     # docker's plain --timestamps: an ISO stamp before anything
     (
         "docker",
-        re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{3,9})?(?:Z|[+-]\d\d:?\d\d))(?: |$)"),
+        Pattern(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{3,9})?(?:Z|[+-]\d\d:?\d\d))(?: |$)"),
     ),
-    ("rankmark", re.compile(r"\[rank(?P<rank>\d+)\]: ?(?!\[)")),
+    ("rankmark", Pattern(r"\[rank(?P<rank>\d+)\]: ?(?!\[)")),
 )
 _NAMED = ("compose", "pod", "journal")
-_JSON_TIME = re.compile(r'"(?:time|timestamp|ts|@timestamp)":\s*"([^"]+)"')
-_OUTER_STAMP = re.compile(rf"\[(?P<stamp>{_ISO})\]\s(?=\[20|\(\w+ pid|\S+ >> |\S+ +\|)")
-_ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
+_JSON_TIME = Pattern(r'"(?:time|timestamp|ts|@timestamp)":\s*"([^"]+)"')
+_OUTER_STAMP = Pattern(rf"\[(?P<stamp>{_ISO})\]\s(?=\[20|\(\w+ pid|\S+ >> |\S+ +\|)")
+_ESCAPED = Pattern(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 
-_STAMP = re.compile(
+_STAMP = Pattern(
     r"\s*\[(?:(?P<date>\d{4}-\d\d-\d\d) )?(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<ms>\d{1,6}))?(?P<rank>(?: [A-Z_]+\d+)*)(?: (?P<file>\S+))?\] ?"
 )
 # Python's logging, log viewers: 2026-11-29 18:06:22,123 and the like at the beginning
-_PLAIN_STAMP = re.compile(
+_PLAIN_STAMP = Pattern(
     r"\s*(?P<date>\d{4}[-/]\d\d[-/]\d\d)[ T](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<ms>\d{1,6}))?(?= |$)"
 )
-_VLLM = re.compile(
+_VLLM = Pattern(
     r"\s*(?:\((?P<proc>[\w :]+?)(?: pid=(?P<pid>\d+))?\) ?)?(?:(?P<level>INFO|WARNING|ERROR|DEBUG|CRITICAL) (?P<month>\d\d)-(?P<day>\d\d) "
     r"(?P<clock>\d\d:\d\d:\d\d)(?:\.\d+)? \[?[\w./-]+:\d+\] ?)?"
 )
-_LEVEL = re.compile(r"\s*(INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)\b:?")
-_RAY_REPEAT = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_LEVEL = Pattern(r"\s*(INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)\b:?")
+_RAY_REPEAT = Pattern(r"\s*\[repeated \d+x across cluster\].*$")
 
 
 def _unescape(match: re.Match[str]) -> str:
@@ -160,7 +162,7 @@ class _Clock:
 
 
 _clock = _Clock()
-_TODAY = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
+_TODAY = Pattern(r"(\d{4})-(\d\d)-(\d\d)")
 
 
 @dataclass(slots=True)
@@ -492,8 +494,8 @@ _MILESTONES = (
     "hit an exception",
     "eceived sigquit from",
 )
-_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b")
-_PERCENT = re.compile(r"\b(\d+)/(\d+) \[")
+_RAISED = Pattern(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b")
+_PERCENT = Pattern(r"\b(\d+)/(\d+) \[")
 
 
 def turn(lines: list[Line]) -> list[Line]:
@@ -501,4 +503,4 @@ def turn(lines: list[Line]) -> list[Line]:
     out: list[Line] = []
     for _, group in groupby(reversed(lines), key=lambda n: n.no):
         out.extend(reversed(list(group)))
-    return [replace(line, turned=place) for place, line in enumerate(out, 1)]
+    return [line._replace(turned=place) for place, line in enumerate(out, 1)]

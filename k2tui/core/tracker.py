@@ -31,6 +31,7 @@ from k2tui.core.events import (
 )
 from k2tui.core.load import DecodeBatch, LoadView, Phase, PhaseSpan, ShardCount, State
 from k2tui.core.loadlines import Line, LineCutter, LineReader, clean, parse
+from k2tui.core.patterns import Pattern
 
 Parser = Callable[[str], Event | None]
 
@@ -275,7 +276,7 @@ class _Lane:
             return line
         if self._own_stamps and self._wrap_offset is None:
             return line
-        return replace(line, at_s=wrap_s + (self._wrap_offset or 0.0))
+        return line._replace(at_s=wrap_s + (self._wrap_offset or 0.0))
 
     def _birth(self, stamp: float) -> float:
         """When the start began: its first stamp, or the arrival of earlier lines without one if that is near before it."""
@@ -380,8 +381,7 @@ class _Lane:
         if old is None:
             start.args = event
         else:
-            start.args = replace(
-                event,
+            start.args = event._replace(
                 model=event.model or old.model,
                 draft=event.draft or old.draft,
                 tp_size=event.tp_size or old.tp_size,
@@ -1155,12 +1155,12 @@ class LoadTracker:
         return max(lane.start_count for _, lane in self._engines())
 
 
-_LOGGED_STEP = re.compile(r"\bstep[=: ]+\d+\b.{0,200}\bt?\w*loss[=: ]+[\d.]+")
-_COMPILES = re.compile(
+_LOGGED_STEP = Pattern(r"\bstep[=: ]+\d+\b.{0,200}\bt?\w*loss[=: ]+[\d.]+")
+_COMPILES = Pattern(
     r"DeepGEMM JIT|torch\.compile|[Cc]ompiling a graph|Dynamo bytecode|autotune with|JIT Pre-Compile"
 )
-_DOWNLOAD = re.compile(r"-of-0*(\d{1,6})\.(?:safetensors|bin|pt)")
-_REPLICA = re.compile(r"[-_]\d+$|/")
+_DOWNLOAD = Pattern(r"-of-0*(\d{1,6})\.(?:safetensors|bin|pt)")
+_REPLICA = Pattern(r"[-_]\d+$|/")
 _MAX_LANES = 16
 _SEVERITY = {
     State.UNKNOWN: 0,

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
-
 from k2tui.core.events import Event, PhaseEdge
 from k2tui.core.load import Phase
+from k2tui.core.patterns import Pattern
 from k2tui.engines._grammar import parse_bar
 
-_BENCH = re.compile(
+_BENCH = Pattern(
     r"^\s*(?:Namespace\(backend=|#Input tokens:|Starting (?:initial single prompt|main benchmark|request \d+|benchmark)|=+ ?(?:Serving|Offline)?.{0,20}Benchmark Result|Benchmarking|Warming up with)"
     r"|['\"]?total_requests['\"]?:|HTTP Request: (?:POST|GET) http|benchmark_args=|Successful requests:|Total generated tokens:|bench_serving"
 )
-_TRAIN = re.compile(
+_TRAIN = Pattern(
     r"\b(?:[Gg]lobal [Ss]tep|[Ee]poch[ :=\[]+\d+|train_loss|training step|Training|torch/distributed/elastic|torch\.distributed\.elastic|torch\.distributed\.run)\b|'loss': |\bloss[=:] ?\d"
 )
-_METRICS = re.compile(r"\bstep[=: ]+\d+\b.*\b(?:train_)?loss[=: ]+[\d.]+")
-_EXTRACT = re.compile(
+_METRICS = Pattern(r"\bstep[=: ]+\d+\b.*\b(?:train_)?loss[=: ]+[\d.]+")
+_EXTRACT = Pattern(
     r"\b(?:dataset cache|Extracting|extract(?:ing)? hidden|hidden states? (?:generation|extraction)|prepare_hidden_states|prepare_data)\b"
 )
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import re
 
 from k2tui.core.events import Answered, Bar, Event, Heartbeat
+from k2tui.core.patterns import Pattern
 
-_BAR = re.compile(
+_BAR = Pattern(
     r"(?:(?P<title>[^%|\r]{0,400}?)[: ]\s*|^|(?<=\]))(?P<pct>\d{1,3}(?:\.\d+)?)%(?P<completed> ?Completed)? ?\|(?:[^|]{0,300}\|)? ?"
     r"(?P<done>[\d.,]+)(?P<dunit>[kMGT]?)/(?P<total>[\d.,]+)(?P<tunit>[kMGT]?)"
     r"(?: \[(?P<elapsed>[\d:.]+)<(?P<left>[\d:.?]+|[\d]+ days?, [\d:]+)(?:,\s*(?P<rate>[\d.?]+)\s?(?P<unit>[^\],/]*/[^\],]*|it/s|s/it)?)?)?"
 )
-_SHARDS = re.compile(
+_SHARDS = Pattern(
     r"checkpoint shards|loading shards|Runai Model Streamer|Fastsafetensor|InstantTensor|Loading (?:safetensors|pt|np_cache)|loading pt checkpoint"
 )
-_CAPTURE = re.compile(r"Captur(?:ing|e)\b|cuda ?graph|CUDA graph|Compiling num tokens")
-_JIT = re.compile(r"DeepGEMM|[Cc]ompil|autotun|Inductor|[Ww]arming up|[Ww]armup|JIT", re.ASCII)
-_EXTRACT = re.compile(
+_CAPTURE = Pattern(r"Captur(?:ing|e)\b|cuda ?graph|CUDA graph|Compiling num tokens")
+_JIT = Pattern(r"DeepGEMM|[Cc]ompil|autotun|Inductor|[Ww]arming up|[Ww]armup|JIT", re.ASCII)
+_EXTRACT = Pattern(
     r"^\s*(?:Map|Filter|Tokeniz|Generating|Extract|Preparing|Processing|Building|Saving the dataset|Creating)|hidden.?states|num_proc",
     re.I,
 )
-_TRAIN = re.compile(r"\b(?:epoch|train(?:ing)?|loss|global step|steps?|lr|acc(?:uracy)?)\b", re.I)
-_BENCH = re.compile(r"\b(?:bench\w*|requests?|prompts?|completed|evaluating|questions?|samples)\b", re.I)
+_TRAIN = Pattern(r"\b(?:epoch|train(?:ing)?|loss|global step|steps?|lr|acc(?:uracy)?)\b", re.I)
+_BENCH = Pattern(r"\b(?:bench\w*|requests?|prompts?|completed|evaluating|questions?|samples)\b", re.I)
 _UNIT = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000, "T": 1_000_000_000_000}
 
-ACCESS = re.compile(
+ACCESS = Pattern(
     r"\"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS) (?P<path>/[^\s?\"]{0,200})\S{0,2000} HTTP/[\d.]+\" (?P<status>\d{3})\b"
 )
 
@@ -100,7 +101,7 @@ def parse_access(text: str) -> Answered | None:
     return Answered(match["path"], int(match["status"])) if match else None
 
 
-_BAR_HINT = re.compile(r"\d%(?: Completed)? ?\|")
+_BAR_HINT = Pattern(r"\d%(?: Completed)? ?\|")
 
 
 def parse_shared(line: str) -> Event | None:

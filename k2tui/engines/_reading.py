@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,13 +12,14 @@ from k2tui.core.diagnosis import Finding, Verdict
 from k2tui.core.eta import EtaModel
 from k2tui.core.load import LoadView, Phase
 from k2tui.core.loadlines import Line, is_newest_first, read_lines, turn
+from k2tui.core.patterns import Pattern
 from k2tui.core.tracker import Evidence, LoadTracker
 from k2tui.engines import _clients, sglang, vllm
 
-_VLLM = re.compile(
+_VLLM = Pattern(
     r"^\s*(?:\((?:APIServer|EngineCore|Worker|VllmWorker|StageEngine)\w*[ :-]?.{0,20}pid=\d+\)|(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d (?!__init__)\[?[\w/.]+:\d+\])|/vllm/|\bvllm\.|VLLM::|vLLM"
 )
-_SGLANG = re.compile(
+_SGLANG = Pattern(
     r"/sglang/|\bsglang\b|sgl[-_]kernel|SGLang|server_args=|^\s*\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:\.\d+)?(?: (?:DP|PP|TP|EP)\d+)+\]|Load weight begin|#running-req|Init (?:torch distributed|parallel) begin"
 )
 

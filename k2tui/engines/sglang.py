@@ -20,6 +20,7 @@ from k2tui.core.events import (
     Stopping,
 )
 from k2tui.core.load import DecodeBatch, Phase
+from k2tui.core.patterns import Pattern
 from k2tui.engines import Engine, LaunchPlan
 from k2tui.engines._grammar import parse_shared
 
@@ -55,19 +56,19 @@ ENGINE = Engine(
     process_titles=("sglang::", "sglang "),
 )
 
-_ELAPSED = re.compile(r"(?:elapsed=|Time elapsed: ?)([\d.]+) ?s")
-_TYPE = re.compile(r"type=([\w.]+)")
-_PAIR = re.compile(r"([#A-Za-z][\w #./()-]*?):\s*(-?[\d.]+(?:[eE][+-]?\d+)?|True|False|nan|inf)(?=[,\s%]|$)")
+_ELAPSED = Pattern(r"(?:elapsed=|Time elapsed: ?)([\d.]+) ?s")
+_TYPE = Pattern(r"type=([\w.]+)")
+_PAIR = Pattern(r"([#A-Za-z][\w #./()-]*?):\s*(-?[\d.]+(?:[eE][+-]?\d+)?|True|False|nan|inf)(?=[,\s%]|$)")
 _ARG = {
-    name: re.compile(rf"['\"]?\b{name}['\"]?\s*[=:]\s*(?:'([^']*)'|\"([^\"]*)\"|([\w./:-]+))")
+    name: Pattern(rf"['\"]?\b{name}['\"]?\s*[=:]\s*(?:'([^']*)'|\"([^\"]*)\"|([\w./:-]+))")
     for name in (
         "model_path", "speculative_draft_model_path", "speculative_algorithm", "tp_size", "dp_size", "pp_size", "nnodes",
         "host", "port", "served_model_name", "disable_cuda_graph", "skip_server_warmup", "attention_backend",
     )
 }  # fmt: skip
-_URL = re.compile(r"Uvicorn running on (https?://[^\s,]+)|listening on:? (\S+:\d+)")
-_DEAD_CODE = re.compile(r"(?:[Ee]xit ?code:?|exited with code|terminated with|exit code) ?(-?\d+)")
-_PORT = re.compile(r"\('[^']*', (\d+)[,)]|[Pp]ort[ =:]+(\d+)")
+_URL = Pattern(r"Uvicorn running on (https?://[^\s,]+)|listening on:? (\S+:\d+)")
+_DEAD_CODE = Pattern(r"(?:[Ee]xit ?code:?|exited with code|terminated with|exit code) ?(-?\d+)")
+_PORT = Pattern(r"\('[^']*', (\d+)[,)]|[Pp]ort[ =:]+(\d+)")
 _FIRED = ENGINE.ready_line
 
 
@@ -227,10 +228,10 @@ _LINES: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
     ("kill_process_tree called", _kill_tree),
     ("is still supported, but 'sglang serve'", lambda t: EngineArgs("sglang")),
 )  # fmt: skip
-_CAPTURE = re.compile(
+_CAPTURE = Pattern(
     r"[Cc]apture (?:\S+ ){0,3}?(?:cuda|CUDA|cpu|CPU|npu|NPU) graph (begin|end|failed|bs)", re.ASCII
 )
-_SGL = re.compile(r"\b(?:sglang|sgl_kernel|sgl-kernel|SGLang)\b")
+_SGL = Pattern(r"\b(?:sglang|sgl_kernel|sgl-kernel|SGLang)\b")
 
 
 def parse_line(line: str) -> Event | None:

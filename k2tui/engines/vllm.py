@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from k2tui.core.events import (
     Stopping,
 )
 from k2tui.core.load import DecodeBatch, Phase
+from k2tui.core.patterns import Pattern
 from k2tui.engines import Engine, LaunchPlan
 from k2tui.engines._grammar import parse_shared
 from k2tui.engines.sglang import bind_failed
@@ -59,20 +59,20 @@ ENGINE = Engine(
     process_titles=("VLLM::",),
 )
 
-_TOOK = re.compile(r"took ([\d.]+) (?:s\b|seconds|secs)|(?:and|in) ([\d.]+) (?:seconds|secs|s\b)")
-_VERSION = re.compile(r"(?:version |\(v)(\d[\w.+-]*)")
-_MODEL = re.compile(
+_TOOK = Pattern(r"took ([\d.]+) (?:s\b|seconds|secs)|(?:and|in) ([\d.]+) (?:seconds|secs|s\b)")
+_VERSION = Pattern(r"(?:version |\(v)(\d[\w.+-]*)")
+_MODEL = Pattern(
     r"(?:model=|'model': |'model_tag': |speculative_config=.{0,0}|model load(?:ing)? )['\"]([^'\"]+)['\"]"
 )
-_TP = re.compile(r"(?:tensor_parallel_size['\"]?[=:] ?)(\d+)")
-_PORT = re.compile(r"['\"]?\bport['\"]?[=:] ?(\d+)")
-_URL = re.compile(r"on (https?://[^\s,]+)")
-_STATS = re.compile(r"([A-Z][A-Za-z ]+?):? ([\d.]+)(?: tokens/s| reqs|%)")
-_MEAN = re.compile(
+_TP = Pattern(r"(?:tensor_parallel_size['\"]?[=:] ?)(\d+)")
+_PORT = Pattern(r"['\"]?\bport['\"]?[=:] ?(\d+)")
+_URL = Pattern(r"on (https?://[^\s,]+)")
+_STATS = Pattern(r"([A-Z][A-Za-z ]+?):? ([\d.]+)(?: tokens/s| reqs|%)")
+_MEAN = Pattern(
     r"Mean acceptance length: ([\d.]+)|System efficiency: [\d.]+.*?Number of accepted tokens: \d+"
 )
-_SPEC_TOKENS = re.compile(r"Per-position acceptance rate: ([\d., ]+)")
-_RATE = re.compile(r"[Dd]raft acceptance rate: ([\d.]+)")
+_SPEC_TOKENS = Pattern(r"Per-position acceptance rate: ([\d., ]+)")
+_RATE = Pattern(r"[Dd]raft acceptance rate: ([\d.]+)")
 
 
 def _edge(
