@@ -25,8 +25,9 @@ from k2tui.core.job import Job
 from k2tui.core.job_mask import mask_argv
 from k2tui.core.load import LoadView, State
 from k2tui.core.ports import LogPort
-from k2tui.core.server_jobs import shown_servers
+from k2tui.core.server_jobs import is_live, shown_servers
 from k2tui.core.snapshot import Notice, ServerView, Snapshot, StageInfo
+from k2tui.core.tuning import TuneView
 from k2tui.errors import K2Error, NotReadyError
 from k2tui.jobs import folder
 from k2tui.lifecycle import Ending
@@ -40,6 +41,7 @@ from k2tui.sources.logindex import LogFile
 from k2tui.sources.nvml import NvmlSampler
 from k2tui.sources.procs import describe_process, end_processes
 from k2tui.sources.replay import Replay
+from k2tui.tune.folder import TuneFolder
 
 _STEP_S = 0.25  # logs
 _LOOK_S = 1.0  # jobs, processes, plan, rows
@@ -98,6 +100,8 @@ class Monitor:
         self._board = Board()
         self._bench: tuple[BenchRow, ...] = ()
         self._bench_key: object = None
+        self._tune: TuneView | None = None
+        self._tune_read: tuple[object, TuneView] | None = None  # (stamp, as on the disk)
         self._servers: tuple[ServerView, ...] = ()
         self._notices: list[Notice] = []
         self._alerts: list[tuple[int, str]] = []
@@ -154,6 +158,7 @@ class Monitor:
             jobs=self._jobs,
             board=self._board,
             bench=self._bench,
+            tune=self._tune,
             stages=self._stages,
             notices=tuple(self._notices),
             is_demo=self._is_demo,
@@ -238,6 +243,7 @@ class Monitor:
         self._plan.poll()
         self._board = self._plan.linked(self._jobs, self._ready)
         self._read_bench()
+        self._read_tune()
 
     def _step(self, now: float) -> bool:
         changed = False
@@ -313,6 +319,18 @@ class Monitor:
             self._errors.pop("bench", None)
         except K2Error as err:
             self._note("error", err.message, key="bench")
+
+    def _read_tune(self) -> None:
+        """The newest tuning run; what it does now counts only while its job lives."""
+        run = TuneFolder.newest()
+        if run is None:
+            return
+        stamp = run.stamp()
+        if self._tune_read is None or self._tune_read[0] != stamp:
+            self._tune_read = (stamp, run.view())
+        seen = self._tune_read[1]
+        is_running = seen.now is not None and any(j.spec.id == seen.job_id and is_live(j) for j in self._jobs)
+        self._tune = seen if is_running or seen.now is None else replace(seen, now=None)
 
     def _stage_infos(self) -> tuple[StageInfo, ...]:
         found: list[StageInfo] = []

@@ -11,6 +11,7 @@ from k2tui.core.host import HostSample
 from k2tui.core.job import Job
 from k2tui.core.load import LoadView
 from k2tui.core.server import HttpStatus
+from k2tui.core.tuning import TuneView
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Snapshot:
     jobs: tuple[Job, ...] = ()  # newest first
     board: Board = field(default_factory=Board)
     bench: tuple[BenchRow, ...] = ()  # newest first
+    tune: TuneView | None = None  # the newest tuning run
     stages: tuple[StageInfo, ...] = ()
     notices: tuple[Notice, ...] = ()
     is_demo: bool = False

@@ -314,8 +314,23 @@ def trial_from_json(raw: Mapping[str, Any]) -> Trial:
     )  # fmt: skip
 
 
-def table(space: Space, trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:
-    """(header, rows) for people: best first, then what failed; delta against the baseline with its interval and verdict."""
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A trial beside the others. mark: best | base | control | "". ratio: to the baseline, with its interval; None where there is none."""
+
+    trial: Trial
+    mark: str = ""
+    estimate: Estimate | None = None
+    ratio: Estimate | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def label(self) -> str:
+        return words(self.trial.setting) + (" (again)" if self.trial.is_control else "")
+
+
+def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
+    """Every trial, best first, then what failed in the order of its time; compared with the baseline as `winner` does it."""
     base = next((t for t in trials if t.setting == () and not t.is_control and t.estimate is not None), None)
     noise = abs(drift(trials) or 0.0)
     best = winner(space, trials)
@@ -326,24 +341,67 @@ def table(space: Space, trials: Sequence[Trial]) -> tuple[list[str], list[list[s
             return (1, trial.at_s)
         return (0, -trial.estimate.value if better else trial.estimate.value)
 
-    rows: list[list[str]] = []
+    out: list[Ranked] = []
     for trial in sorted(trials, key=order):
-        mark = "★" if trial is best and trial is not base else "●" if trial is base else "○" if trial.is_control else ""
-        label = words(trial.setting) + (" (again)" if trial.is_control else "")
-        if trial.estimate is None:
-            rows.append([mark, label, trial.state, "", trial.cause, _s(trial.ready_s), ""])
+        mark = "base" if trial is base else "best" if trial is best else "control" if trial.is_control else ""
+        ratio = said = None
+        if trial.estimate is not None and base is not None and base.estimate is not None and trial is not base:
+            ratio = ratio_of_means(base.estimate, trial.estimate)
+            said = compare(base, trial, space.metric, noise)
+        out.append(Ranked(trial, mark, trial.estimate, ratio, said))
+    return out
+
+
+_MARKS = {"best": "★", "base": "●", "control": "○", "": ""}
+
+
+def table(space: Space, trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:
+    """(header, rows) for people: best first, then what failed; delta against the baseline with its interval and verdict."""
+    rows: list[list[str]] = []
+    for r in ranked(space, trials):
+        trial, e = r.trial, r.estimate
+        if e is None:
+            rows.append(["", r.label, trial.state, "", trial.cause, _s(trial.ready_s), ""])
             continue
-        e = trial.estimate
-        spread = f" ±{(e.hi - e.lo) / 2:.3g}" if e.lo is not None and e.hi is not None else ""
-        delta = said = ""
-        if base is not None and base.estimate is not None and trial is not base:
-            ratio = ratio_of_means(base.estimate, e)
-            half = f" ±{(ratio.hi - ratio.lo) / 2 * 100:.1f}" if ratio.lo is not None and ratio.hi is not None else ""
-            said = str(compare(base, trial, space.metric, noise))
-            delta = "≈" if said == "same" else f"{(ratio.value - 1) * 100:+.1f}{half} %"
+        delta = "≈" if r.verdict is Verdict.SAME else change_text(r.ratio) if r.ratio is not None else ""
         accept = f"{trial.accept_length:.2f}" if trial.accept_length else ""
-        rows.append([mark, label, f"{e.value:.4g}{spread}", delta, said or "baseline", _s(trial.ready_s), accept])
+        rows.append([_MARKS[r.mark], r.label, value_text(e), delta, str(r.verdict or "baseline"), _s(trial.ready_s), accept])
     return ["", "setting", space.metric, "Δ", "verdict / cause", "ready s", "accept"], rows
+
+
+def value_text(e: Estimate) -> str:
+    """ "90.1 ±1.2": the mean and half of its 95 % interval."""
+    return f"{e.value:.4g}" + (f" ±{(e.hi - e.lo) / 2:.3g}" if e.lo is not None and e.hi is not None else "")
+
+
+def change_text(ratio: Estimate) -> str:
+    """ "+41.5 ±2.1 %" of a ratio to the baseline."""
+    half = f" ±{(ratio.hi - ratio.lo) / 2 * 100:.1f}" if ratio.lo is not None and ratio.hi is not None else ""
+    return f"{(ratio.value - 1) * 100:+.1f}{half} %"
+
+
+@dataclass(frozen=True, slots=True)
+class TuneStep:
+    """What a tuner does now. step: check | start | bench | stop. left: settings known to be measured after this one."""
+
+    setting: Setting
+    step: str
+    since_s: float
+    is_control: bool = False
+    server_job: str = ""
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TuneView:
+    """One tuning run as it stands. now: None unless it runs. error: why its files cannot be read, in words."""
+
+    name: str
+    space: Space | None = None
+    trials: tuple[Trial, ...] = ()
+    job_id: str = ""
+    now: TuneStep | None = None
+    error: str = ""
 
 
 def _s(value: float | None) -> str:

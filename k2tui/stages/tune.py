@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from k2tui.errors import UsageError
 from k2tui.stages import Stage, StagePlan
+from k2tui.tune.folder import read_space
 
 
 def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
-    folder = str(params.get("folder") or "")
-    if not folder:
-        raise UsageError("tune needs the folder of a tuning run", "start it by: k2tui tune run SPACE.toml")
-    argv = [sys.executable, "-m", "k2tui.tune", folder]
+    """params: folder (a run that is there, to go on with) or space (a file, for a new run); config (a file, optional)."""
+    folder, space = str(params.get("folder") or ""), str(params.get("space") or "")
+    if not folder and not space:
+        raise UsageError("tune needs a space file", "docs/tune.md shows one; `k2tui tune run SPACE.toml` does the same")
+    argv = [sys.executable, "-m", "k2tui.tune"]
+    if folder:
+        argv.append(folder)
+        name = folder.rsplit("/", 1)[-1]
+    else:
+        path = Path(space).expanduser().absolute()
+        read_space(path)  # said now, not in a log
+        argv += ["--space", str(path)]
+        name = path.stem
     if params.get("config"):
         argv += ["--config", str(params["config"])]
-    return StagePlan(title=f"tune {folder.rsplit('/', 1)[-1]}", argv=tuple(argv), env={}, params=dict(params), grace_s=200.0)
+    return StagePlan(title=f"tune {name}", argv=tuple(argv), env={}, params=dict(params), grace_s=200.0, locks=(f"tune:{name}",))
 
 
 STAGE = Stage(
     name="tune",
     title="Tune",
-    help="find the fastest settings: k2tui tune run SPACE.toml",
+    help="find the fastest settings: trial after trial over flags, environment and draft settings",
     order=90,
     plan=_plan,
-    unavailable=lambda config: "start it by `k2tui tune run SPACE.toml` (docs/tune.md); its table shows here",
+    key="U",
+    fields=(("space", "space.toml", "TOML file: the profile and what to vary (docs/tune.md)"),),
 )

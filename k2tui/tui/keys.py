@@ -24,6 +24,7 @@ KEYS = (
     Key("4", "4", "show('board')", "Task board", "Screens"),
     Key("5", "5", "show('bench')", "Benchmarks", "Screens"),
     Key("6", "6", "show('server')", "Server: phases, charts, diagnosis", "Screens"),
+    Key("7", "7", "show('tune')", "Tuning: trials, chart, the best settings so far", "Screens"),
     Key("s", "s", "stage('serve')", "Start a server (choose a profile, see the command)", "Orders"),
     Key("S", "S", "stop_server", "Stop the server (asks first)", "Orders"),
     Key("b", "b", "stage('bench')", "Benchmark the server", "Orders"),
@@ -31,6 +32,7 @@ KEYS = (
     Key("x", "x", "stage('extract')", "Extract hidden states", "Orders"),
     Key("t", "t", "stage('train')", "Train the draft model", "Orders"),
     Key("V", "V", "stage('evaluate')", "Evaluate the draft model", "Orders"),
+    Key("U", "U", "stage('tune')", "Tune: find the fastest settings (docs/tune.md)", "Orders"),
     Key("r", "r", "retry", "Retry the selected job", "Orders"),
     Key("d", "d", "stop_job", "Stop the selected job (asks first)", "Orders"),
     Key("enter", "Enter", "", "Open the selected row (a job's log)", "Look"),
@@ -42,6 +44,7 @@ KEYS = (
     Key("tab", "Tab", "", "Next panel (Shift+Tab: previous)", "Look", False),
     Key("y", "y", "copy", "Copy: the selected row, the log's line, a command (OSC 52)", "Look"),
     Key("c", "c", "gpu_curves", "GPUs over the time of the selected job or benchmark", "Look"),
+    Key("i", "i", "links", "Links: the job, task, benchmark rows and GPU curves of the selection", "Look"),
     Key("R", "R", "report", "Report on the server for an issue tracker", "Look"),
     Key("m", "m", "notices", "Messages so far", "Look"),
     Key("o", "o", "", "Sort the GPUs: index, utilisation, memory, power, temperature", "GPUs", False),
@@ -58,10 +61,14 @@ KEYS = (
     Key("f", "f", "", "Follow the end, or hold still", "Log", False),
     Key("w", "w", "", "Wrap long lines; left and right move sideways", "Log", False),
     Key("g", "g G", "", "Begin and end (also Home, End)", "Log", False),
-    Key("space", "Space", "", "Next status of the task", "Board", False),
+    Key("space", "Space", "", "Next status (asks when other tasks come first)", "Board", False),
     Key("a", "a", "", "Add a task", "Board", False),
-    Key("e", "e", "", "Edit the task", "Board", False),
+    Key("e", "e", "", "Edit the task's words; n: its note", "Board", False),
     Key("exclamation_mark", "!", "", "Next priority of the task", "Board", False),
+    Key("K", "K J", "", "Move the task up, down", "Board", False),
+    Key("v", "v", "", "List, or columns (left and right: the next column)", "Board", False),
+    Key("slash", "/", "", "Filter: tasks with these words (Esc: all)", "Board", False),
+    Key("f", "f F", "", "Filter by status, by priority", "Board", False),
     Key("question_mark,f1", "?", "help", "This help", "Program"),
     Key("ctrl+p,colon", "^p :", "palette", "Command palette", "Program"),
     Key("T", "T", "themes", "Theme", "Program"),
@@ -78,7 +85,8 @@ TABS = (
     ("4", "Board", "board"),
     ("5", "Bench", "bench"),
     ("6", "Server", "server"),
+    ("7", "Tune", "tune"),
 )
 
 # Keys that the buttons' stages have by default; a stage's own key is used when it is free.
-STAGE_KEYS = {"serve": "s", "bench": "b", "prepare": "P", "extract": "x", "train": "t", "evaluate": "V"}
+STAGE_KEYS = {"serve": "s", "bench": "b", "prepare": "P", "extract": "x", "train": "t", "evaluate": "V", "tune": "U"}

@@ -41,6 +41,8 @@ class PanelView(RowList):
             view.task_id,
             (view.gpu_sort, view.gpu_index, view.gpu_span),
             view.bench,
+            view.trial_key,
+            view.board,
             int(view.now_s) if panel.ticks else int(view.now_s) // 5,
             [getattr(snap, name) for name in panel.needs],
         )

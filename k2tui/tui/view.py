@@ -32,6 +32,19 @@ class BenchPick:
 
 
 @dataclass(frozen=True, slots=True)
+class BoardPick:
+    """What of the board is shown: words, a status ("open" = not ended) and a priority that tasks must have; "" = all."""
+
+    text: str = ""
+    status: str = ""
+    priority: str = ""
+
+    @property
+    def is_all(self) -> bool:
+        return not (self.text or self.status or self.priority)
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     snap: Snapshot
     now_s: float
@@ -43,6 +56,8 @@ class View:
     gpu_index: int = -1  # the GPU that the user looks at; -1 = all of them
     gpu_span: int = 0  # which of panels.gpu.SPANS its curves show
     bench: BenchPick = field(default_factory=BenchPick)
+    trial_key: str = ""  # the trial of the tuning run that the user looks at
+    board: BoardPick = field(default_factory=BoardPick)
 
     @property
     def server(self) -> ServerView | None:

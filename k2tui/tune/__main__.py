@@ -1,9 +1,10 @@
-"""`python -m k2tui.tune FOLDER`: run (or go on with) a tuning run. Usually started as a job by `k2tui tune run`."""
+"""`python -m k2tui.tune FOLDER`: run (or go on with) a tuning run; `--space FILE`: a new one. Started as a job by `k2tui tune run` or the dashboard."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -17,7 +18,19 @@ from k2tui.core.job import JobState
 from k2tui.core.load import State
 from k2tui.core.server_jobs import is_live
 from k2tui.core.snapshot import ServerView
-from k2tui.core.tuning import Setting, Space, Trial, apply, drift, key_of, planned, table, winner, words
+from k2tui.core.tuning import (
+    Setting,
+    Space,
+    Trial,
+    TuneStep,
+    apply,
+    drift,
+    key_of,
+    planned,
+    table,
+    winner,
+    words,
+)
 from k2tui.errors import K2Error
 from k2tui.jobs import folder as jobs
 from k2tui.jobs.report import report_progress, report_result
@@ -41,6 +54,8 @@ class Tuner:
         self.config = loaded
         self.profile = loaded.get_profile(self.space.profile)
         self._server: str = ""  # job id of the server that runs now
+        self._left = 0
+        self._job_id = os.environ.get("K2TUI_JOB_ID", "")
 
     # ---- the whole
 
@@ -49,6 +64,7 @@ class Tuner:
         done = {t.key: t for t in self.run.trials()}
         while todo := planned(self.space, self.profile, {k: t for k, t in done.items() if not t.is_control}):
             self._progress(done, todo)
+            self._left = len(todo) - 1
             trial = self.measure(todo[0])
             self.run.add(trial)
             done[trial.key] = trial
@@ -59,6 +75,7 @@ class Tuner:
                 return 1
         control = key_of(()) + "#control"
         if len(done) > 2 and control not in done:
+            self._left = 0
             trial = self.measure((), is_control=True)
             self.run.add(trial)
             done[trial.key] = trial
@@ -76,6 +93,9 @@ class Tuner:
         total = len(done) + len(todo) + 1
         took = [t.ready_s or 0 for t in done.values()]
         report_progress(len(done), total, "trials", words(todo[0])[:60], sum(took) / len(took) * len(todo) * 2 if took else None, force=True)
+
+    def _now(self, trial: Trial, step: str) -> None:
+        self.run.set_now(TuneStep(trial.setting, step, time.time(), trial.is_control, self._server, self._left), self._job_id)
 
     def _say(self, trial: Trial) -> None:
         label = words(trial.setting) + (" (again)" if trial.is_control else "")
@@ -115,7 +135,8 @@ class Tuner:
     def measure(self, setting: Setting, *, is_control: bool = False) -> Trial:
         """doctor -> start -> ready or a verdict -> benchmark -> clean stop. Whatever goes wrong becomes the trial's cause."""
         trial = Trial(setting=setting, is_control=is_control, at_s=time.time())
-        name = f"{self.space.profile}"
+        name = self.space.profile
+        self._now(trial, "check")
         try:
             changes = apply(self.profile, setting)
             profile = replace(self.profile, **changes)
@@ -128,6 +149,7 @@ class Tuner:
             self._server = submit_stage(loaded, "serve", {"profile": name, "tune": self.run.path.name})
         except K2Error as err:
             return replace(trial, state="refused", cause=err.message)
+        self._now(trial, "start")
         try:
             view = follow_start(self._server, timeout_s=self.space.ready_timeout_s, pause_s=0.5)
             load = view.load
@@ -143,6 +165,7 @@ class Tuner:
                     cause += f"; line {load.proof_line_no}: {load.proof_line.strip()[:200]}"
                 return self._stopped(replace(trial, state="stalled" if stalled else "failed", cause=cause, job_id=self._server), before)
             trial = replace(trial, ready_s=load.ready_s, job_id=self._server)
+            self._now(trial, "bench")
             return self._stopped(self._bench(trial, view), before)
         finally:
             if self._server:
@@ -186,6 +209,7 @@ class Tuner:
 
     def _stopped(self, trial: Trial, before: dict[int, int]) -> Trial:
         """Stop the server; its GPU memory is waited for, and what is still held is said."""
+        self._now(trial, "stop")
         end = self._stop_server(before)
         if not end.is_clean:
             print(f"warning: {end.words}", flush=True)
@@ -201,9 +225,12 @@ class Tuner:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m k2tui.tune")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", help="folder of a run, to begin it or to go on with it")
+    parser.add_argument("--space", type=Path, help="make a new run of this space file")
     parser.add_argument("--config")
     args = parser.parse_args(argv)
+    if (args.folder is None) == (args.space is None):
+        parser.error("give the folder of a run, or --space FILE")
 
     def on_term(signum: int, frame: FrameType | None) -> None:
         raise Halt
@@ -211,16 +238,20 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGINT, on_term)
     try:
-        tuner = Tuner(TuneFolder(args.folder), config.load(args.config))
+        run = TuneFolder(args.folder) if args.folder is not None else TuneFolder.create(args.space)
+        tuner = Tuner(run, config.load(args.config))
     except K2Error as err:
         print(f"k2tui tune: {err.message}\n  {err.hint}", file=sys.stderr)
         return err.exit_code
     try:
-        return tuner.go()
+        try:
+            return tuner.go()
+        finally:
+            tuner.run.set_now(None)
     except Halt:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         tuner.abort()
-        print(f"stopped; what was measured is kept, go on with: k2tui tune resume {args.folder.name}", flush=True)
+        print(f"stopped; what was measured is kept, go on with: k2tui tune resume {run.path.name}", flush=True)
         return 130
     except K2Error as err:
         tuner.abort()

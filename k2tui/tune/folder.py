@@ -1,4 +1,4 @@
-"""A tuning run on disk: space.toml as given, trials.jsonl (one writer, appended), best.toml. Resumable at any moment."""
+"""A tuning run on disk: space.toml as given, trials.jsonl (one writer, appended), best.toml, now.json while it runs. Resumable at any moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from k2tui import paths
-from k2tui.core.tuning import Space, Trial, parse_space, trial_from_json, trial_to_json
+from k2tui.core.tuning import Space, Trial, TuneStep, TuneView, parse_space, trial_from_json, trial_to_json
 from k2tui.errors import UsageError
 from k2tui.files import write_whole
 
@@ -69,9 +69,63 @@ class TuneFolder:
             raise UsageError(f"{'no' if not found else len(found)} tuning runs begin with {name!r}", "runs: " + ", ".join(names[-8:]))
         return cls(root() / found[0])
 
+    @classmethod
+    def newest(cls) -> TuneFolder | None:
+        """The run that was made last; None when there is none."""
+        try:
+            names = sorted((n for n in os.listdir(root()) if (root() / n / "space.toml").exists()), reverse=True)
+        except OSError:
+            return None
+        return cls(root() / names[0]) if names else None
+
     @property
     def space(self) -> Space:
         return read_space(self.path / "space.toml")
+
+    def stamp(self) -> tuple[object, ...]:
+        """Changes whenever a reader would see something else."""
+        out: list[object] = [self.path.name]
+        for name in ("trials.jsonl", "now.json", "space.toml"):
+            try:
+                facts = os.stat(self.path / name)
+            except OSError:
+                out.append(None)
+                continue
+            out.append((facts.st_mtime_ns, facts.st_size))
+        return tuple(out)
+
+    def view(self) -> TuneView:
+        """The run as it stands on the disk. `now` says what was being done when now.json was written: the job's life tells whether it still is."""
+        try:
+            space = self.space
+        except UsageError as err:
+            return TuneView(self.path.name, error=err.message)
+        step, job_id = self.now()
+        return TuneView(self.path.name, space, tuple(self.trials()), job_id, step)
+
+    def now(self) -> tuple[TuneStep | None, str]:
+        """(what the tuner does, its job id); (None, "") between runs."""
+        try:
+            raw = json.loads((self.path / "now.json").read_bytes())
+            setting = trial_from_json({"setting": raw["setting"]}).setting
+            step = TuneStep(
+                setting, str(raw["step"]), float(raw["since_s"]), bool(raw["is_control"]), str(raw["server_job"]), int(raw["left"])
+            )
+            return step, str(raw["job_id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, ""
+
+    def set_now(self, step: TuneStep | None, job_id: str = "") -> None:
+        """Say what is done now, for readers; None: nothing any more."""
+        path = self.path / "now.json"
+        if step is None:
+            path.unlink(missing_ok=True)
+            return
+        facts = {
+            "setting": [list(s) for s in step.setting], "step": step.step, "since_s": step.since_s, "is_control": step.is_control,
+            "server_job": step.server_job, "left": step.left, "job_id": job_id,
+        }  # fmt: skip
+        write_whole(path, json.dumps(facts, ensure_ascii=False) + "\n")
 
     def trials(self) -> list[Trial]:
         """Every whole line, the newest of each key; a torn last line (a crash in mid-write) is left out."""

@@ -81,7 +81,7 @@ def _start(run: Any, args: argparse.Namespace) -> int:
     config_path = str(Path(args.config).resolve()) if args.config else ""
     plan = stages.get("tune").plan(load(args.config), {"folder": str(run.path), "config": config_path})
     job_id = folder.submit(
-        JobSpec(id="", stage="tune", title=plan.title, argv=plan.argv, env=plan.env, params=plan.params or {}, grace_s=plan.grace_s, locks=(f"tune:{run.path.name}",))
+        JobSpec(id="", stage="tune", title=plan.title, argv=plan.argv, env=plan.env, params=plan.params or {}, grace_s=plan.grace_s, locks=plan.locks)
     )
     if not args.wait:
         print(json.dumps({"schema": 1, "job": job_id, "run": run.path.name}) if args.json else f"{run.path.name} (job {job_id}); look: k2tui tune show")

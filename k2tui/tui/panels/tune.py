@@ -1,0 +1,170 @@
+"""The newest tuning run: every trial with its interval, its change against the baseline, and the cause where it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k2tui.core.stats import Estimate, Verdict
+from k2tui.core.tuning import Ranked, Trial, TuneStep, TuneView, drift, ranked, winner, words
+from k2tui.tui import format as fmt
+from k2tui.tui.lines import Cell, Column, Glyphs, Line, Picture, Row, Seg, fit_line, table, text_line, wrap
+from k2tui.tui.panels import Panel
+from k2tui.tui.view import View
+
+STEPS = {"check": "is checked", "start": "starts", "bench": "is measured", "stop": "stops"}
+STATES = {"failed": "bad", "stalled": "bad", "refused": "warn"}
+VERDICTS = {
+    Verdict.FASTER: "ok",
+    Verdict.SLOWER: "bad",
+    Verdict.SAME: "dim",
+    Verdict.UNCLEAR: "warn",
+    Verdict.NOT_COMPARABLE: "dim",
+}
+
+
+def _columns(metric: str) -> tuple[Column, ...]:
+    return (
+        Column("", 1, keep=10),
+        Column("setting", 16, weight=2, keep=10, limit=60),
+        Column(metric, max(12, len(metric)), keep=10, align=">"),
+        Column("change", 13, keep=9, align=">"),
+        Column("verdict or cause", 14, weight=3, keep=8, limit=120),
+        Column("accept", 6, keep=6, align=">"),
+        Column("ready", 6, keep=5, align=">"),
+        Column("stop", 5, keep=2, align=">"),
+    )
+
+
+def sign(row: Ranked, g: Glyphs) -> Seg:
+    """Best, baseline, baseline again, failed: told apart by sign, then by colour."""
+    if row.estimate is None:
+        return Seg(g.bad, STATES.get(row.trial.state, "bad"))
+    return {
+        "best": Seg(g.star, "ok bold"),
+        "base": Seg(g.run, "accent"),
+        "control": Seg(g.wait, "accent"),
+    }.get(row.mark, Seg(""))
+
+
+def figure(e: Estimate, g: Glyphs) -> str:
+    """ "90.1 ±1.2": the mean and half of its 95 % interval."""
+    return f"{e.value:.4g}" + ("" if e.half_width is None else f" {g.plus_minus}{e.half_width:.2g}")
+
+
+def change(row: Ranked, g: Glyphs) -> Seg:
+    if row.ratio is None or row.verdict is None:
+        return Seg("baseline" if row.mark == "base" else "", "dim")
+    half = "" if row.ratio.half_width is None else f" {g.plus_minus}{100 * row.ratio.half_width:.1f}"
+    return Seg(f"{100 * (row.ratio.value - 1):+.1f}{half} %", VERDICTS[row.verdict])
+
+
+def cause(trial: Trial) -> str:
+    """Why it has no figure, in one line."""
+    return trial.cause or "no cause is known"
+
+
+def step_words(step: TuneStep, now_s: float) -> str:
+    label = words(step.setting) + (" (again)" if step.is_control else "")
+    return f"{label} {STEPS.get(step.step, step.step)}, {fmt.duration(max(0.0, now_s - step.since_s))}"
+
+
+def _cells(row: Ranked, g: Glyphs) -> Sequence[Cell]:
+    trial = row.trial
+    failed = row.estimate is None
+    held = f", {fmt.size(trial.held_b)} of GPU memory still held after it" if trial.held_b else ""
+    said = cause(trial) if failed else str(row.verdict or "")
+    return (
+        sign(row, g),
+        Seg(row.label, "bold" if row.mark == "best" else ""),
+        Seg(
+            trial.state if row.estimate is None else figure(row.estimate, g),
+            "bad" if failed else "bold" if row.mark == "best" else "",
+        ),
+        change(row, g),
+        Seg(
+            said + held,
+            STATES.get(trial.state, "warn")
+            if failed or held
+            else "dim"
+            if row.verdict is None
+            else VERDICTS[row.verdict],
+        ),
+        Seg(f"{trial.accept_length:.2f}" if trial.accept_length else ""),
+        Seg("" if trial.ready_s is None else fmt.duration(trial.ready_s), "dim"),
+        Seg("" if trial.stop_s is None else fmt.duration(trial.stop_s), "dim"),
+    )
+
+
+def summary(run: TuneView) -> list[tuple[str, str]]:
+    """(words, role): what was found so far, and how far it can be trusted."""
+    if run.space is None or not run.trials:
+        return []
+    out: list[tuple[str, str]] = []
+    best = winner(run.space, run.trials)
+    if best is not None and best.setting and best.estimate is not None:
+        out.append((f"best: {words(best.setting)}; k2tui tune best {run.name} prints it as a profile", "ok"))
+    elif run.now is None and best is not None:
+        out.append(("no setting is really faster than the profile as it is", "dim"))
+    moved = drift(run.trials)
+    if moved is not None:
+        out.append(
+            (f"the baseline measured again: {100 * moved:+.1f} %; a gain no larger than that is none", "dim")
+        )
+    return out
+
+
+def draw(view: View, width: int, height: int) -> Picture:
+    run, g = view.snap.tune, view.glyphs
+    if run is None:
+        return Picture(
+            (
+                Row(
+                    "",
+                    (
+                        Seg("No tuning run yet. ", "dim"),
+                        Seg("U", "key", "stage('tune')"),
+                        Seg(" starts one from a space file (docs/tune.md).", "dim"),
+                    ),
+                ),
+            )
+        )
+    if run.space is None:
+        return Picture(
+            tuple(Row("", text_line(t, "warn")) for t in wrap(run.error, width)), title=f"Tuning: {run.name}"
+        )
+    rows = ranked(run.space, run.trials)
+    header, lines = table(_columns(run.space.metric), [(r.trial.key, _cells(r, g)) for r in rows], width, g)
+    out: list[Row] = list(lines)
+    if run.now is not None:
+        out.append(
+            Row("", fit_line((Seg(f"{g.up} ", "info"), Seg(step_words(run.now, view.now_s), "info")), width))
+        )
+    elif not rows:
+        out.append(
+            Row("", text_line("nothing was measured yet, and nobody is at it: k2tui tune resume", "dim"))
+        )
+    for text, role in summary(run):
+        if len(out) + 1 < height:
+            out += [Row("", text_line(t, role)) for t in wrap(text, width, 2, g.ellipsis)]
+    return Picture(tuple(out), header, _note(run), title=f"Tuning: {run.name}")
+
+
+def _note(run: TuneView) -> Line:
+    measured = len(run.trials)
+    if run.now is None:
+        return (Seg(f"{measured} trials, not running", "dim"),)
+    return (Seg(f"{measured} done, {run.now.left + 1} or more to come", "info"),)
+
+
+PANEL = Panel(
+    "tune",
+    "Tuning",
+    draw,
+    needs=("tune",),
+    ticks=True,
+    order=70,
+    selectable=True,
+    enter="open_trial",
+    keys=(("Y", "screen.tune_copy", "copy table"),),
+    help="The newest tuning run, best trial first, then those that failed with their cause. A circle marks the baseline, a star the best.",
+)
