@@ -16,7 +16,8 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.theme import Theme
 
-from k2tui.core.board import TaskStatus
+from k2tui.core.bench import BenchRow
+from k2tui.core.board import Task, TaskStatus, job_of, neighbour
 from k2tui.core.gpu_series import GpuCurves
 from k2tui.core.job import Job, JobState
 from k2tui.core.ports import Backend
@@ -28,7 +29,7 @@ from k2tui.tui.keys import KEYS, STAGE_KEYS, TABS
 from k2tui.tui.lines import ASCII, UNICODE, Line, Seg, text_line, wrap
 from k2tui.tui.palette import Palette
 from k2tui.tui.panelview import PanelView
-from k2tui.tui.screens.deck import Deck
+from k2tui.tui.screens.deck import KEY_SIGNS, Deck, order_action
 from k2tui.tui.screens.overview import OverviewScreen
 from k2tui.tui.settings import Settings
 from k2tui.tui.terminal import QuietApp
@@ -106,6 +107,7 @@ class Dashboard(QuietApp):
         self.server_key = ""
         self.gpu_sort = ""
         self.messages: list[tuple[float, str, str]] = []
+        self._aim: tuple[str, str, str, float] | None = None  # a row to select on a screen that comes: mode, panel, key, until
         self._notices_seen: set[tuple[float, str]] = set()
         self._alerts_seen: int | None = None
         self._has_drawn = False
@@ -205,6 +207,7 @@ class Dashboard(QuietApp):
         if deck is not None:
             with self.batch_update():
                 deck.draw(self.view)
+                self._take_aim(deck)
 
     @property
     def deck(self) -> Deck | None:
@@ -326,9 +329,13 @@ class Dashboard(QuietApp):
             "cycle_task": self.cycle_task,
             "cycle_priority": self.cycle_priority,
             "edit_task": self.edit_task,
+            "edit_note": self.edit_note,
+            "task_up": lambda task_id: self.move_task(task_id, -1),
+            "task_down": lambda task_id: self.move_task(task_id, 1),
             "open_gpu": self.open_gpu,
             "end_process": self.end_process,
             "open_process": self.open_process,
+            "open_trial": self.open_trial,
         }
         if event.action in known:
             if event.key:
@@ -459,6 +466,9 @@ class Dashboard(QuietApp):
         self._order(self.backend.retry_job, job.spec.id, then=lambda new: self.say(f"again: {job.spec.title or job.spec.stage}, job {new}"))
 
     def _selected_job(self) -> Job | None:
+        """The job in front: of the list; on the board the selected task's, on a log's screen its own."""
+        if self.deck is not None and self.deck.NAME in ("board", "log"):
+            return self._subject()[0]
         key = self.deck.selected_key("jobs") if self.deck is not None else ""
         return next((j for j in self.snap.jobs if j.spec.id == key), None) if key else None
 
@@ -468,7 +478,7 @@ class Dashboard(QuietApp):
         """The log that `l` opens: the server's, else the newest job's; on the jobs screen the selected job's."""
         deck = self.deck
         job = self._selected_job()
-        if job is not None and deck is not None and deck.NAME == "jobs":
+        if job is not None and deck is not None and deck.NAME in ("jobs", "board"):
             return job.spec.id
         server = self.view.server
         if server is not None and server.log_key:
@@ -514,6 +524,15 @@ class Dashboard(QuietApp):
             return
         self.open_log(server.log_key, (server.load.proof_line, server.load.proof_line_no))
 
+    def open_trial(self, key: str) -> None:
+        """The log of the server that this trial started."""
+        run = self.snap.tune
+        trial = next((t for t in run.trials if t.key == key), None) if run is not None else None
+        if trial is not None and trial.job_id:
+            self.open_log(trial.job_id)
+        elif trial is not None:
+            self.say(f"no server was started for this trial: {trial.cause or trial.state}", "warning")
+
     # -- GPUs
 
     def open_gpu(self, key: str) -> None:
@@ -550,17 +569,21 @@ class Dashboard(QuietApp):
         self.draw_now()
 
     def action_gpu_curves(self) -> None:
-        """The GPUs over the time of the selected job, or of the selected benchmark when its table has the focus."""
-        deck = self.deck
-        focused = deck.focused if deck is not None else None
-        job = self._selected_job()
+        """The GPUs over the time of the selected job, task, log or benchmark."""
+        job, task, rows = self._subject()
+        if self.deck is not None and self._is_bench_in_front(self.deck):
+            chosen = self.deck.selected_key("bench")
+            job, rows = None, [r for r in rows if r.run_id == chosen]
+        self._curves_of(job, task, rows)
+
+    def _curves_of(self, job: Job | None, task: Task | None, rows: Sequence[BenchRow]) -> None:
+        """The curves over the job's time, else over the first row's; `i` in the window offers what belongs to them."""
         title, start, end = "", None, None
-        if isinstance(focused, PanelView) and focused.panel.name == "bench":
-            row = next((r for r in self.snap.bench if r.run_id == focused.selected.rpartition("/")[0]), None)
-            if row is not None:
-                title, start, end = f"GPUs during {row.label or row.run_id}", row.started_s, row.started_s + (row.duration_s or 1.0)
-        elif job is not None:
+        if job is not None:
             title, start, end = f"GPUs during {job.spec.title or job.spec.stage}", job.started_s, job.ended_s or self.clock()
+        elif rows:
+            row = rows[0]
+            title, start, end = f"GPUs during {row.label or row.run_id}", row.started_s, row.started_s + (row.duration_s or 1.0)
         if start is None or end is None:
             self.say("select a job that has started, or a benchmark", "warning")
             return
@@ -568,11 +591,17 @@ class Dashboard(QuietApp):
         from k2tui.tui.gpucurves import lines, steps_for
 
         width = min(96, self.size.width * 9 // 10 - 4)
+        if job is None and rows:
+            job = next((j for j in self.snap.jobs if j.spec.id == rows[0].job_id), None) if rows[0].job_id else None
 
         def show(curves: GpuCurves) -> None:
             from k2tui.tui.screens.dialogs import Reader
 
-            self.push_screen(Reader(title, lines(curves, width, self.glyphs)))
+            def then(word: str | None) -> None:
+                if word == "links":
+                    self._offer_links(job, task, rows)
+
+            self.push_screen(Reader(title, lines(curves, width, self.glyphs), also=("i", "links")), then)
 
         self._order(self.backend.gpu_curves, start, end + 1, steps_for(width, self.glyphs), then=show)
 
@@ -611,15 +640,53 @@ class Dashboard(QuietApp):
 
     # -- the board
 
+    def _task(self, task_id: str) -> Task | None:
+        return next((t for t in self.snap.board.tasks if t.id == task_id), None)
+
     def cycle_task(self, task_id: str) -> None:
-        task = next((t for t in self.snap.board.tasks if t.id == task_id), None)
-        if task is not None:
-            order = list(TaskStatus)
-            status = order[(order.index(task.status) + 1) % len(order)]
-            self._order(lambda: self.backend.set_task(task_id, status=status.value))
+        """The next status; one that needs other tasks first is asked about before it starts."""
+        task = self._task(task_id)
+        if task is None:
+            return
+        order = list(TaskStatus)
+        status = order[(order.index(task.status) + 1) % len(order)]
+
+        def set_it(agreed: bool | None = True) -> None:
+            if agreed:
+                self._order(lambda: self.backend.set_task(task_id, status=status.value))
+
+        if not task.waiting_for or status not in (TaskStatus.IN_PROGRESS, TaskStatus.COMPLETED):
+            set_it()
+            return
+        from k2tui.tui.screens.dialogs import Confirm
+
+        first = [self._task(i) for i in task.waiting_for]
+        lines: list[Line] = [(Seg(task.content, "bold"),), (), text_line("It needs these first:", "dim")]
+        lines += [(Seg(f"  {t.status.value.replace('_', ' ')}  ", "warn"), Seg(t.content)) for t in first if t is not None]
+        self.push_screen(Confirm(f"Set to {status.value.replace('_', ' ')}?", lines, "set it all the same"), set_it)
+
+    def move_task(self, task_id: str, by: int) -> None:
+        """Up or down by one among the tasks that the board shows."""
+        deck = self.deck
+        other = neighbour(self.snap.board.tasks, task_id, by, deck.row_keys("board") if deck is not None else ())
+        if other:
+            self._order(self.backend.move_task, task_id, other)
+        else:
+            self.say(f"it is the {'last' if by > 0 else 'first'} one here already", "warning")
+
+    def edit_note(self, task_id: str) -> None:
+        task = self._task(task_id)
+        if task is None or self.deck is None:
+            return
+
+        def done(text: str) -> None:
+            if text.strip() != task.note:
+                self._order(lambda: self.backend.set_task(task_id, note=text.strip()))
+
+        self.deck.ask("note", task.note, done)
 
     def cycle_priority(self, task_id: str) -> None:
-        task = next((t for t in self.snap.board.tasks if t.id == task_id), None)
+        task = self._task(task_id)
         if task is not None:
             order = ("low", "medium", "high")
             at = order.index(task.priority) if task.priority in order else 1
@@ -636,7 +703,7 @@ class Dashboard(QuietApp):
             self.deck.ask("new task (! first: high priority)", "", done)
 
     def edit_task(self, task_id: str) -> None:
-        task = next((t for t in self.snap.board.tasks if t.id == task_id), None)
+        task = self._task(task_id)
         if task is None or self.deck is None:
             return
 
@@ -646,7 +713,106 @@ class Dashboard(QuietApp):
 
         self.deck.ask("task", task.content, done)
 
+    # -- what belongs together: a job, its task, its benchmark rows, its GPU curves
+
+    def _subject(self) -> tuple[Job | None, Task | None, list[BenchRow]]:
+        """What is selected (a log, a task, a benchmark row, else a job), with what belongs to it."""
+        deck = self.deck
+        if deck is None:
+            return None, None, []
+        focused = deck.focused
+        panel = focused.panel.name if isinstance(focused, PanelView) else ""
+        job: Job | None = None
+        if deck.NAME == "log" or isinstance(focused, LogView):
+            key = str(getattr(deck.query_one(LogView), "log_key", ""))
+            job = next((j for j in self.snap.jobs if j.spec.id == key), None)
+        elif self._is_bench_in_front(deck):
+            row = next((r for r in self.snap.bench if r.run_id == deck.selected_key("bench")), None)
+            if row is None:
+                return None, None, []
+            job = next((j for j in self.snap.jobs if j.spec.id == row.job_id), None) if row.job_id else None
+            if job is None:
+                return None, None, [row]
+        elif panel.startswith("board") or deck.NAME == "board":
+            task = self._task(deck.selected_key("board"))
+            job = job_of(task, self.snap.jobs) if task is not None else None
+            if job is None:
+                return None, task, []
+        else:
+            key = deck.selected_key("jobs")
+            job = next((j for j in self.snap.jobs if j.spec.id == key), None)
+        if job is None:
+            return None, None, []
+        task = next((t for t in self.snap.board.tasks if job_of(t, self.snap.jobs) is job), None)
+        return job, task, [r for r in self.snap.bench if r.job_id == job.spec.id]
+
+    @staticmethod
+    def _is_bench_in_front(deck: Deck) -> bool:
+        return deck.NAME == "bench" or (isinstance(deck.focused, PanelView) and deck.focused.panel.name == "bench")
+
+    def action_links(self) -> None:
+        """Choose among what belongs to the selected job, task, benchmark row or log, and go there."""
+        self._offer_links(*self._subject())
+
+    def _offer_links(self, job: Job | None, task: Task | None, rows: Sequence[BenchRow]) -> None:
+        from k2tui.tui.benchtext import load, name
+        from k2tui.tui.screens.dialogs import Choice, Chooser
+
+        ways: dict[str, Callable[[], None]] = {}
+        choices: list[Choice] = []
+
+        def add(label: str, note: str, way: Callable[[], None]) -> None:
+            choices.append(Choice(str(len(ways)), label, note))
+            ways[str(len(ways))] = way
+
+        if job is not None:
+            found = job
+            add(f"Log of {found.spec.title or found.spec.stage}", found.spec.id, lambda: self.open_log(found.spec.id))
+            add("Job on the jobs screen", found.state.value, lambda: self.go_to("jobs", "jobs", found.spec.id))
+        if task is not None:
+            task_id = task.id
+            add(f"Task: {task.content}", task.status.value.replace("_", " "), lambda: self.go_to("board", "board", task_id))
+        for row in rows[:20]:
+            add(f"Benchmark: {name(row)}", f"C {load(row)}", lambda run_id=row.run_id: self.go_to("bench", "bench", run_id))
+        if rows or (job is not None and job.started_s is not None):
+            add("GPUs over its time", "curves", lambda: self._curves_of(job, task, rows))
+        if not choices or (task is not None and len(choices) == 1):
+            self.say("nothing is linked to this: select a job, a task with a job, or a benchmark", "warning")
+            return
+        self.push_screen(Chooser("Linked", choices), lambda key: ways[key]() if key else None)
+
+    def action_go(self, what: str) -> None:
+        """Straight to the job, the task or the benchmark rows of what is selected."""
+        job, task, rows = self._subject()
+        if what == "jobs" and job is not None:
+            self.go_to("jobs", "jobs", job.spec.id)
+        elif what == "board" and task is not None:
+            self.go_to("board", "board", task.id)
+        elif what == "bench" and rows:
+            self.go_to("bench", "bench", rows[0].run_id)
+        else:
+            self.say({"jobs": "no job is linked to this", "board": "no task is linked to this"}.get(what, "no benchmark rows are linked to this"), "warning")
+
+    def go_to(self, mode: str, panel: str, key: str) -> None:
+        """Show that screen with that row selected."""
+        self._aim = (mode, panel, key, time.monotonic() + 5.0)
+        self.action_show(mode)
+
+    def _take_aim(self, deck: Deck) -> None:
+        if self._aim is None:
+            return
+        mode, panel, key, until_s = self._aim
+        if time.monotonic() > until_s or (mode == deck.NAME and deck.go_to(panel, key)):
+            self._aim = None
+
     # -- moving about
+
+    def action_panel_order(self, panel: str, action: str) -> None:
+        """A key of that panel, by the palette or a click on its hint."""
+        deck = self.deck
+        if deck is not None:
+            view = deck.query_one(f"#panel-{panel}", PanelView)
+            self.on_panel_view_order(PanelView.Order(view, action, view.selected))
 
     def action_show(self, name: str) -> None:
         while len(self.screen_stack) > 1:
@@ -698,6 +864,14 @@ class Dashboard(QuietApp):
             if action not in known:
                 choices.append(Choice(action, stage.title, stage.unavailable and f"not now: {stage.unavailable}", not stage.unavailable))
         choices.append(Choice("add_task", "Add a task to the board", "a"))
+        for what, words in (("jobs", "Go to its job"), ("board", "Go to its task"), ("bench", "Go to its benchmark rows")):
+            choices.append(Choice(f"go('{what}')", words, "of what is selected"))
+        deck = self.deck
+        for panel in (w.panel for w in (deck.query(PanelView) if deck is not None else ()) if w.display):
+            for key, action, label in panel.keys:
+                name = order_action(panel.name, action)
+                if name not in {c.key for c in choices} and action not in {c.key for c in choices}:
+                    choices.append(Choice(name, f"{panel.title}: {label}", KEY_SIGNS.get(key, key)))
         for job in self.snap.jobs[:20]:
             choices.append(Choice(f"job_log('{job.spec.id}')", f"Log: {job.spec.title or job.spec.stage}", f"{job.state.value} {job.spec.id}"))
         for name in panels.names():

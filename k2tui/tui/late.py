@@ -67,6 +67,9 @@ class LateBackend:
     def add_task(self, content: str, priority: str = "medium") -> None:
         self._ready.add_task(content, priority)
 
+    def move_task(self, task_id: str, other_id: str) -> None:
+        self._ready.move_task(task_id, other_id)
+
     def report(self, server_key: str) -> str:
         return self._ready.report(server_key)
 

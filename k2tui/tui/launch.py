@@ -27,10 +27,11 @@ def run_app(
     clock: Callable[[], float] = time.time,
 ) -> int:
     """Show the dashboard until the user leaves. Returns the exit code (0, or 128 + signal). theme_tables: (name, table, file)."""
-    # read by Textual at import: no motion, no try for optional speed-ups
+    # read by Textual at import: no motion, no try for optional speed-ups, no wait
     os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
     os.environ.setdefault("TEXTUAL_SMOOTH_SCROLL", "0")
     os.environ.setdefault("TEXTUAL_SPEEDUPS", "0")
+    os.environ.setdefault("TEXTUAL_FPS", "240")  # how long a change waits to be painted; frames are paced by the app
     gc.disable()  # thousands of long-lived objects are being made: collecting among them only costs start-up time
     _say(_ALT_ON + " k2tui  1 Overview  2 GPUs  3 Jobs  4 Board  5 Bench  6 Server\r\n\r\n  starting")
     try:

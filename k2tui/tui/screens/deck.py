@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.reactive import Reactive
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -58,6 +59,8 @@ class Deck(Screen[None]):
     HAS_LOG: ClassVar[bool] = False
     HINTS: ClassVar[tuple[tuple[str, str, str], ...]] = ()  # (key, word, action) shown first in the key line
     BINDINGS: ClassVar[list[BindingType]] = []
+
+    focused: Reactive[Widget | None] = Reactive(None, repaint=False)  # the two panels paint themselves; not all 40 lines for that
 
     DEFAULT_CSS = """
     Deck { layers: base top; overflow: hidden; }
@@ -180,7 +183,7 @@ class Deck(Screen[None]):
         if isinstance(focused, PanelView):
             if focused.panel.enter.startswith("open"):
                 hints.append(("Enter", "open", ""))
-            hints += [(KEY_SIGNS.get(k, k), label, "") for k, _a, label in focused.panel.keys]
+            hints += [(KEY_SIGNS.get(k, k), label, order_action(focused.panel.name, a)) for k, a, label in focused.panel.keys]
         elif isinstance(focused, LogView):
             hints += [("/", "search", ""), ("&", "filter", ""), ("e", "error", ""), ("f", "follow", ""), ("w", "wrap", "")]
         return [*hints, *self.HINTS]
@@ -229,6 +232,31 @@ class Deck(Screen[None]):
         """Key of the selected row of that panel, "" when it is not here."""
         found = self.query(f"#panel-{panel}")
         return found.first(RowList).selected if found else ""
+
+    def row_keys(self, panel: str) -> Sequence[str]:
+        """Keys of the rows that this panel shows, () when it is not here."""
+        found = self.query(f"#panel-{panel}")
+        return [row.key for row in found.first(RowList).picture.rows if row.key] if found else ()
+
+    def panel_of(self, name: str, key: str) -> str:
+        """The panel that shows that row of `name` here."""
+        return name
+
+    def go_to(self, panel: str, key: str) -> bool:
+        """Select that row and give its panel the keys; False when it is not (yet) shown."""
+        found = self.query(f"#panel-{self.panel_of(panel, key)}")
+        if not found or key not in [row.key for row in found.first(RowList).picture.rows]:
+            return False
+        rows = found.first(RowList)
+        rows.select(key)
+        rows.focus(scroll_visible=False)
+        rows.post_message(RowList.Moved(rows, key))
+        return True
+
+
+def order_action(panel: str, action: str) -> str:
+    """What a click on the hint of a panel's key (or its palette entry) runs."""
+    return action if action.startswith("screen.") else f"panel_order('{panel}', '{action}')"
 
 
 def _put(widget: Widget, x: int, y: int, width: int, height: int) -> None:

@@ -191,8 +191,10 @@ class Reader(Dialog):
         Binding("y", "copy", show=False),
     ]
 
-    def __init__(self, title: str, lines: Sequence[Line], *, copy: str = "", note: str = "Esc closes") -> None:
+    def __init__(self, title: str, lines: Sequence[Line], *, copy: str = "", note: str = "Esc closes", also: tuple[str, str] = ("", "")) -> None:
+        """also: one more key and its word; the window is dismissed with the word then."""
         super().__init__()
+        self._also = also
         self._title = title
         self._lines = list(lines)
         self._copy = copy
@@ -207,8 +209,15 @@ class Reader(Dialog):
     def on_mount(self) -> None:
         rows = self.query_one(RowList)
         note = [Seg("y", "key"), Seg(" copies  ", "dim")] if self._copy else []
+        if self._also[0]:
+            note += [Seg(self._also[0], "key"), Seg(f" {self._also[1]}  ", "dim")]
         rows.set_picture(Picture(tuple(Row("", x) for x in self._lines), note=(*note, Seg(self._note, "dim"))))
         rows.focus()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == self._also[0]:
+            event.stop()
+            self.dismiss(self._also[1])
 
     def action_copy(self) -> None:
         if self._copy:

@@ -20,7 +20,7 @@ class LogScreen(Deck):
     PANELS: ClassVar[tuple[str, ...]] = ()
     FOCUS: ClassVar[str] = "log"
     HAS_LOG: ClassVar[bool] = True
-    HINTS: ClassVar[tuple[tuple[str, str, str], ...]] = (("y", "copy", "copy"), ("p", "proof", "proof"), ("Esc", "back", "back"))
+    HINTS: ClassVar[tuple[tuple[str, str, str], ...]] = (("i", "links", "links"), ("y", "copy", "copy"), ("p", "proof", "proof"), ("Esc", "back", "back"))
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,l,backspace", "back", show=False)]
 
     def __init__(self, key: str, proof: tuple[str, int | None] | None = None) -> None:

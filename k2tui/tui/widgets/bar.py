@@ -48,10 +48,7 @@ class ButtonBar(Lines, can_focus=True):
     def _draw(self) -> None:
         self.show([button_line(self.buttons, self.cells, self._index if self.has_focus else None)])
 
-    def on_focus(self) -> None:
-        self._draw()
-
-    def on_blur(self) -> None:
+    def focus_changed(self) -> None:
         self._draw()
 
     def on_resize(self, event: events.Resize) -> None:

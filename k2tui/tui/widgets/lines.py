@@ -47,6 +47,28 @@ class Lines(Widget):
     def palette(self) -> Palette:
         return cast("Palette", self.app.palette)  # type: ignore[attr-defined]
 
+    # Focus changes a line or two here, never a style sheet: Textual's own handlers would look up styles and paint the whole screen.
+
+    def on_focus(self, event: events.Focus) -> None:
+        event.prevent_default()
+        self.has_focus = True
+        self.focus_changed()
+        if self.parent is not None:
+            self.parent.post_message(events.DescendantFocus(self))
+
+    def on_blur(self, event: events.Blur) -> None:
+        event.prevent_default()
+        self.has_focus = False
+        self.focus_changed()
+        if self.parent is not None:
+            self.parent.post_message(events.DescendantBlur(self))
+
+    def watch_has_focus(self, _has_focus: bool) -> None:
+        return
+
+    def focus_changed(self) -> None:
+        """`has_focus` is another now: draw what shows it."""
+
     def on_resize(self, event: events.Resize) -> None:
         self.cells, self.rows = event.size
         self._strips.clear()

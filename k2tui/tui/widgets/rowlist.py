@@ -224,10 +224,7 @@ class RowList(Lines, can_focus=True):
         super().on_resize(event)
         self._compose_lines()
 
-    def on_focus(self) -> None:
-        self._compose_lines()
-
-    def on_blur(self) -> None:
+    def focus_changed(self) -> None:
         self._compose_lines()
 
     def _row_at(self, y: int) -> Row | None:
