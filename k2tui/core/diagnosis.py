@@ -8,7 +8,6 @@ the log's own rhythm and the evidence around it. 6. When nothing decides, "cause
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from k2tui.core.diagnosis_classes import CLASSES, remedy_for
 from k2tui.core.diagnosis_rules import (
@@ -134,7 +133,7 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
     if group == "G27":
         return _refine_nvml(finding, facts)
     if cause == "gpu_mem_unbalanced" and facts.extra.get("foreign_gpu_procs"):
-        return replace(finding, root_cause="gpu_mem_held")
+        return finding._replace(root_cause="gpu_mem_held")
     if cause == "gpu_oom_weights":
         return _refine_oom(finding, collector, facts)
     if cause == "host_oom_kill":
@@ -152,7 +151,7 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
         seen = " ".join((*finding.frames, *finding.near, *finding.files, finding.line.text))
         return finding if "register_graph_buffers" in seen or "custom_all_reduce" in seen else None
     if cause == "native_import_error" and "native import" in collector.lines:
-        return replace(finding, line=collector.lines["native import"], strength=CAUSE)
+        return finding._replace(line=collector.lines["native import"], strength=CAUSE)
     if cause == "arch_unsupported":
         return _refine_arch(finding, collector)
     if cause in ("server_died_under_client", "rendezvous_unreachable") and group == "G26":
@@ -162,7 +161,7 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
             and (finding.phase is not Phase.BOOT or facts.ready_line is not None or facts.alive is not True)
         ):
             return None  # a server that talks to its own port while it starts
-        return replace(finding, root_cause="client_connection_errors") if facts.alive is True else finding
+        return finding._replace(root_cause="client_connection_errors") if facts.alive is True else finding
     if (
         cause == "serving_hang"
         and finding.strength == WEAK
@@ -171,14 +170,14 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
     ):
         return None  # a probe that asked while it started
     if cause == "vocab_map_mismatch" and "load_vocab_mapping" in finding.frames:
-        return replace(finding, strength=CAUSE)
+        return finding._replace(strength=CAUSE)
     if (
         cause == "hidden_state_mismatch"
         and "mat1 and mat2" in finding.line.text
         and (finding.round or finding.in_draft)
         and not client
     ):
-        return replace(finding, root_cause="draft_arch_mismatch", strength=CAUSE)
+        return finding._replace(root_cause="draft_arch_mismatch", strength=CAUSE)
     if cause == "orphan_processes" and finding.strength == WEAK and facts.alive is not False:
         return None
     if (
@@ -193,7 +192,7 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
 def _refine_nvml(finding: Finding, facts: Facts) -> Finding | None:
     cause = finding.root_cause
     if cause == "nvml_struct_mismatch" and facts.extra.get("in_container"):
-        return replace(finding, root_cause="nvml_pid_namespace")
+        return finding._replace(root_cause="nvml_pid_namespace")
     if (
         cause in ("nvml_pid_namespace", "nvml_mig", "nvml_unified_memory")
         and finding.strength <= WEAK
@@ -220,7 +219,7 @@ def _refine_oom(finding: Finding, collector: Collector, facts: Facts) -> Finding
         theirs = float(other[2]) / (1024 if other[3] == "MiB" else 1)
         ours = float(own[1]) / (1024 if own[2] == "MiB" else 1)
         if theirs > ours and theirs > 0.4 * (float(total[1]) if total else 2 * theirs):
-            return replace(finding, root_cause="gpu_mem_held")
+            return finding._replace(root_cause="gpu_mem_held")
     if (
         collector.avail_gb is not None
         and total is not None
@@ -228,13 +227,13 @@ def _refine_oom(finding: Finding, collector: Collector, facts: Facts) -> Finding
         and stage in (Phase.WEIGHT_LOAD, None)
         and not finding.round
     ):
-        return replace(finding, root_cause="gpu_mem_held")
+        return finding._replace(root_cause="gpu_mem_held")
     if facts.extra.get("foreign_gpu_procs") and other is not None:
-        return replace(finding, root_cause="gpu_mem_held")
+        return finding._replace(root_cause="gpu_mem_held")
     if stage in (Phase.TRAIN, Phase.EXTRACT):
-        return replace(finding, root_cause="gpu_oom_train")
+        return finding._replace(root_cause="gpu_oom_train")
     if stage in (Phase.GRAPH_CAPTURE, Phase.KV_ALLOC, Phase.HTTP, Phase.WARMUP, Phase.SERVING):
-        return replace(finding, root_cause="gpu_oom_capture")
+        return finding._replace(root_cause="gpu_oom_capture")
     return finding
 
 
@@ -296,10 +295,10 @@ def _refine_arch(finding: Finding, collector: Collector) -> Finding:
                 or (len(last) > 4 and (last.startswith(wanted) or wanted.startswith(last)))
             )
         ):
-            return replace(finding, root_cause="model_import_failed", line=line)
+            return finding._replace(root_cause="model_import_failed", line=line)
     if match is not None and wanted in _LONG_KNOWN:
-        return replace(
-            finding, root_cause="model_import_failed"
+        return finding._replace(
+            root_cause="model_import_failed"
         )  # every release has it: its module did not import here
     return finding
 
@@ -398,7 +397,7 @@ def _client(collector: Collector, facts: Facts) -> Verdict | None:
         return bad("bench_degenerate", "generated")
     length = numbers.get("accept_length")
     if length is not None and length < 1.1 and not facts.decodes:
-        return replace(bad("draft_zero_acceptance", "accept_length"), phase=Phase.BENCH)
+        return bad("draft_zero_acceptance", "accept_length")._replace(phase=Phase.BENCH)
     if collector.client_errors and facts.alive is True:
         return bad("client_connection_errors", "client error")
     if good and made and facts.exit_code in (None, 0) and facts.alive is not False:
@@ -459,7 +458,7 @@ def _gone(collector: Collector, facts: Facts) -> Verdict | None:
         cut = collector.scheduler_exception
         if cut is not None:
             # frames came after that line: judge by what the trace went through until it was cut
-            whole = replace(cut, frames=tuple(collector.frames), files=tuple(collector.files))
+            whole = cut._replace(frames=tuple(collector.frames), files=tuple(collector.files))
             verdict = _verdict(
                 State.FAILED,
                 "child_exception",
@@ -469,8 +468,8 @@ def _gone(collector: Collector, facts: Facts) -> Verdict | None:
                 collector,
                 facts,
             )
-            return replace(
-                verdict, sentence="a scheduler hit an exception; its cause is cut off: not in this log"
+            return verdict._replace(
+                sentence="a scheduler hit an exception; its cause is cut off: not in this log"
             )
         return _verdict(State.FAILED, "child_exception", facts.dying, None, 0.5, collector, facts)
     return _verdict(State.FAILED, "exited_no_error", facts.last_line, None, 0.6, collector, facts)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from k2tui.core.diagnosis_classes import CLASSES
 from k2tui.core.load import DecodeBatch, Phase, ShardCount, State
@@ -23,10 +23,10 @@ WEAK = 2  # names a fault whose cause may be another line
 SYMPTOM = 1  # says only that something died or waits
 
 KEEP_PER_CLASS = 4
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One line that proves something. phase, round: where the start was; frames: function names of the trace above."""
 
     root_cause: str
@@ -47,8 +47,7 @@ class Finding:
         return any("eagle" in f or "draft" in f or "mtp" in f or "/spec" in f for f in self.files)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)  # read, never compared: half the import time
-class Facts:
+class Facts(NamedTuple):
     """What the tracker and the world know at this moment (see tracker.Evidence for the outer half)."""
 
     engine: str = ""
@@ -87,8 +86,8 @@ class Facts:
     heartbeat_span_s: float | None = None
     load_types: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
-    rank_loads: Mapping[str, int] = field(default_factory=dict[str, int])
-    rank_ends: Mapping[str, int] = field(default_factory=dict[str, int])
+    rank_loads: Mapping[str, int] = _NOTHING
+    rank_ends: Mapping[str, int] = _NOTHING
     tp_size: int | None = None
     nnodes: int | None = None
     model: str = ""
@@ -111,11 +110,10 @@ class Facts:
     expected_children: int | None = None
     wanted_stop: bool = False
     is_complete: bool = False
-    extra: Mapping[str, object] = field(default_factory=dict[str, object])
+    extra: Mapping[str, object] = _NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The answer: one state, one class, one proving line, one remedy. phase None = the tracker's."""
 
     state: State

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from k2tui.core.load import Phase, PhaseSpan, ShardCount
 
@@ -21,8 +21,7 @@ _KEEP = 12  # newest starts of a model that are looked at
 _SIGMA = 0.35  # width of "looks alike", in ln(time)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What the estimate may look at. rhythm: (log seconds, shards done) of the bar that runs now, oldest first."""
 
     phase: Phase
@@ -42,8 +41,7 @@ class Progress:
     read_bytes_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Seconds until ready, +- error_s (None = no earlier start to judge by). phase_s: what is left of the present phase."""
 
     eta_s: float
@@ -147,8 +145,7 @@ def _clipped(gaps: Sequence[float]) -> list[float]:
     return [min(g, 5 * (total - g) / (len(gaps) - 1)) for g in gaps]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pace:
+class _Pace(NamedTuple):
     """How many times slower than planned the shards come, as ln, and how sure that is (standard deviation of the ln)."""
 
     ln: float

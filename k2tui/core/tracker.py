@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
+from typing import NamedTuple
 
 from k2tui.core.diagnosis import Collector, Facts, Finding, Verdict, advice_for, decide, same_model
 from k2tui.core.eta import Estimate, EtaModel, LinearEta, Progress, StartRecord
@@ -53,8 +55,7 @@ _KEEP_STARTS = 50
 _PARSED_CHARS = 8192  # of a longer line, both ends are looked at (the line with the arguments is read whole)
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What the world around the log says. Every field is optional; None = not known.
 
     alive: the engine's main process lives. cpu_pct: of all its processes, 100 = one core. read_bytes_s, net_bytes_s: rates of
@@ -85,11 +86,10 @@ class Evidence:
     bytes_done: int | None = None
     bytes_total: int | None = None
     is_complete: bool | None = None  # the log is whole and will not grow (a file given to `diagnose`)
-    extra: Mapping[str, object] = field(default_factory=dict[str, object])
+    extra: Mapping[str, object] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class StartSummary:
+class StartSummary(NamedTuple):
     """One earlier start in the same log."""
 
     started_s: float | None

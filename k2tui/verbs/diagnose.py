@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     data, silence = _read_log(args.log, now)
     if args.context is None and silence is not None:
         context.setdefault("silence_s", silence)
-    names = {f.name for f in fields(Evidence)} - {"extra", "is_complete"}
+    names = set(Evidence._fields) - {"extra", "is_complete"}
     known = {k: v for k, v in context.items() if k in names and _fits(k, v)}
     extra: Mapping[str, object] = {k: v for k, v in context.items() if k not in known}
     reading = read_whole(data, now, Evidence(**known, extra=extra, is_complete=True))

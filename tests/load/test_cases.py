@@ -10,7 +10,6 @@ import collections
 import json
 import re
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from k2tui.engines._reading import read_whole
 
 CASES = sorted((Path(__file__).parent.parent / "fixtures" / "cases").glob("[0-9][0-9][0-9].json"))
 NOW = 1_796_000_000.0
-_NAMES = {f.name for f in fields(Evidence)} - {"extra", "is_complete"}
+_NAMES = set(Evidence._fields) - {"extra", "is_complete"}
 _STAMP = re.compile(r"\[(?:20\d\d-\d\d-\d\d )?\d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z_]+\d+)*\] ?")
 
 

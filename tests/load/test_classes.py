@@ -29,7 +29,7 @@ SERVING = """
 
 
 def diagnose(log: str, **facts: object):
-    names = set(Evidence.__dataclass_fields__)
+    names = set(Evidence._fields)
     known = {k: v for k, v in facts.items() if k in names}
     text = "\n".join(textwrap.dedent(part) for part in [log])
     return read_whole(text.encode(), NOW, Evidence(**known, extra=facts, is_complete=True)).answer()  # type: ignore[arg-type]
