@@ -181,8 +181,10 @@ def extract(plan: Plan, say: Callable[..., None], draft_loader: DraftLoader | No
     took = time.monotonic() - began
     report_progress(len(table.done), count, "samples", "done", 0.0, force=True)
     tokens = sum(lengths[i] for i in table.done)
+    problems = _check_folder(Path(begun["folder"]), rows_of, count, say) if len(table.done) >= count else []
     result = {
-        "complete": len(table.done) >= count and not table.failed,
+        "complete": len(table.done) >= count and not table.failed and not problems,
+        "problems": problems[:50],
         "samples": len(table.done),
         "wanted": count,
         "had": had,
@@ -387,6 +389,19 @@ def _check_same_data(folder: Path, rows_of: Any, done: list[int], say: Any) -> N
                 "these states are of another data file: use a new --out",
             )
     reader.close()
+
+
+def _check_folder(folder: Path, rows_of: Any, count: int, say: Any) -> list[str]:
+    """What `states check --quick` would find: every row present, tokens and masks those of the data file."""
+    from k2tui.states.check import check_states
+
+    if not folder.is_dir():
+        say(f"{folder} is on the server's machine: run `k2tui states check` there")
+        return []
+    report = check_states([folder], rows_of, count, deep=False)
+    found = [*report.problems, *(f"row {i} has no states" for i in report.missing[:20])]
+    say(f"check: {'clean' if report.ok else found[0]} ({report.samples} samples, {report.bytes / 1e9:.3f} GB)")
+    return found
 
 
 def _slash(boundaries: tuple[int, ...]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if plan.urls or args.dry_run:
         result = extract(plan, say, _draft_argmax)
     else:
-        with _OwnServer(args, out, boundaries, say) as url:
+        with _own_server(args, out, boundaries, say) as url:
             result = extract(plan._replace(urls=(url,)), say, _draft_argmax)
     if args.json:
         import json
@@ -156,78 +157,44 @@ def _draft_argmax(folder: Path, model: Path) -> Any:
     return guess
 
 
-class _OwnServer:
-    """A capture server of one's own, started by a profile and stopped at the end."""
+@contextlib.contextmanager
+def _own_server(
+    args: argparse.Namespace, out: Path, boundaries: tuple[int, ...] | None, say: _Teller
+) -> Iterator[str]:
+    """A capture server started by the profile. SIGTERM ends the command as Ctrl-C does: the server is stopped first."""
+    from k2tui import config, engines, paths
+    from k2tui.capture.server import capture_argv, own_server, sglang_version
+    from k2tui.errors import UsageError
+    from k2tui.stages.serve import resolve_profile
 
-    def __init__(
-        self, args: argparse.Namespace, out: Path, boundaries: Sequence[int] | None, say: _Teller
-    ) -> None:
-        self.args, self.out, self.boundaries, self.say = args, out, boundaries, say
-        self.process: Any = None
+    params = {"profile": args.profile, "port": args.port, "draft": ""}
+    if args.model:
+        params["model"] = args.model
+    profile = resolve_profile(config.load(), params)
+    if profile.engine not in ("sglang", "local"):
+        raise UsageError(
+            f"profile {profile.name!r} starts {profile.engine}, which does not capture",
+            "give a profile of engine sglang or local",
+        )
+    launch = engines.get(profile.engine).launch(profile)
+    version = sglang_version(launch.argv[0]) if profile.engine == "sglang" else ""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with own_server(
+            capture_argv(launch.argv, version),
+            launch.env,
+            (launch.host, launch.port),
+            out.parent,
+            out.parent / f"{out.name}.server.log",
+            paths.ensure_dir(paths.state_dir()) / "sglang-plugin",
+            ready_timeout_s=profile.ready_timeout_s,
+            boundaries=() if args.draft else boundaries or (),
+            say=say,
+        ) as url:
+            yield url
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
-    def __enter__(self) -> str:
-        import subprocess
-        import time
 
-        from k2tui import config, engines, paths
-        from k2tui.capture.client import capture_status
-        from k2tui.capture.site import make_site
-        from k2tui.errors import NotReadyError
-        from k2tui.stages.serve import resolve_profile
-
-        params = {"profile": self.args.profile, "port": self.args.port, "draft": ""}
-        if self.args.model:
-            params["model"] = self.args.model
-        profile = resolve_profile(config.load(), params)
-        launch = engines.get(profile.engine).launch(profile)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        site = make_site(paths.ensure_dir(paths.state_dir()) / "sglang-plugin")
-        env = {**os.environ, **launch.env, "K2TUI_CAPTURE_DIR": str(self.out.parent)}
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), env.get("PYTHONPATH", ""))))
-        if self.boundaries and not self.args.draft:
-            env["K2TUI_CAPTURE_BOUNDARIES"] = ",".join(map(str, self.boundaries))
-        log_path = self.out.parent / f"{self.out.name}.server.log"
-        url = f"http://{launch.host}:{launch.port}"
-        self.say(f"starting {profile.name} with capture on {url}, log {log_path}")
-        with log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                list(launch.argv),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=env,
-                start_new_session=True,
-            )
-        limit = profile.ready_timeout_s or 0.0
-        began = time.monotonic()
-        while True:
-            if self.process.poll() is not None:
-                raise NotReadyError(
-                    f"the server ended with code {self.process.returncode}",
-                    f"`k2tui watch {log_path}` says why",
-                )
-            try:
-                if capture_status(url, timeout_s=5)["writers"]:
-                    return url
-            except NotReadyError:
-                pass
-            if limit and time.monotonic() - began > limit:
-                self.__exit__()
-                raise NotReadyError(
-                    f"the server was not ready in {limit:.0f} s", f"`k2tui watch {log_path}` says why"
-                )
-            time.sleep(0.5)
-
-    def __exit__(self, *exc: object) -> None:
-        import contextlib
-        import signal
-
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(Exception):
-            self.process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        with contextlib.suppress(Exception):
-            self.process.wait(5)
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

@@ -182,6 +182,68 @@ def test_kill_9_of_server_and_client_at_random_moments_then_resume(engine: Engin
         own.kill()
 
 
+def own_server_argv(data: Path, out: Path, port: int, *more: str) -> list[str]:
+    return [*command(data, out, []), "--profile", "tiny", "--port", str(port), *more]
+
+
+def server_of(root: Path) -> int:
+    """Pid of the one writer that captures below `root`."""
+    end = time.monotonic() + 90
+    while time.monotonic() < end:
+        for path in (root / ".k2tui-capture").glob("*.json"):
+            return int(json.loads(path.read_text())["pid"])
+        time.sleep(0.02)
+    raise AssertionError("no server came")
+
+
+def ended(pid: int) -> bool:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_profile_is_enough_starts_extracts_checks_and_stops(tmp_path: Path) -> None:
+    data = data_file(tmp_path / "d.jsonl", 12, seed=2)
+    out, port = tmp_path / "root" / "states", free_port()
+    done = subprocess.run(own_server_argv(data, out, port), capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["complete"] and result["samples"] == 12 and result["proofs"]["head"]["ok"]
+    assert "check: clean" in done.stderr
+    assert check_states([out], rows_of(data), 12).ok
+    with socket.socket() as s:
+        assert s.connect_ex(("127.0.0.1", port)) != 0, "the server that extract started must be gone"
+        s.close()
+    # asked again while something else holds the port: refused before anything is started
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", port))
+        s.listen()
+        again = subprocess.run(own_server_argv(data, out, port), capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert again.returncode == 3 and "is taken" in again.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_server_of_a_profile_does_not_outlive_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    if number == signal.SIGKILL and sys.platform != "linux":
+        pytest.skip("only Linux ends a child with its parent")
+    data = data_file(tmp_path / "d.jsonl", 400, seed=2)
+    out = tmp_path / "root" / "states"
+    argv = own_server_argv(data, out, free_port(), "--no-proof")
+    client = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    try:
+        pid = server_of(out.parent)
+        client.send_signal(number)
+        assert client.wait(60) == (130 if number == signal.SIGTERM else -9)
+        assert ended(pid)
+    finally:
+        client.kill()
+
+
 def test_two_servers_share_the_work_and_a_lost_one_loses_nothing(engine: Engine, tmp_path: Path) -> None:
     data = data_file(tmp_path / "d.jsonl", 200, seed=5)
     second = Engine(engine.root).ready()

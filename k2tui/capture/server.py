@@ -1,0 +1,155 @@
+"""A capture server of one's own: started from a profile's command with the plug-in visible, stopped whatever happens.
+
+Standard library only. It installs nothing into the server's environment (`site.py`); SGLang from before its plug-in system is
+started through `launch.py`, which installs the same hooks. The server ends with this process, also when that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from k2tui.capture.client import Connection
+from k2tui.capture.control import ROUTE
+from k2tui.capture.ids import version_tuple
+from k2tui.capture.site import make_site
+from k2tui.errors import K2Error, NotReadyError
+
+PLUGINS_SINCE = "0.5.11"
+_PR_SET_PDEATHSIG = 1
+_STOP_S = 20.0
+
+
+def capture_argv(argv: Sequence[str], version: str) -> list[str]:
+    """The server's command with capture hooks. version: SGLang's, "" when unknown (then it is taken to be a new one)."""
+    found = list(argv)
+    if version and version_tuple(version) < version_tuple(PLUGINS_SINCE) and "sglang.launch_server" in found:
+        found[found.index("sglang.launch_server")] = "k2tui.capture.launch"
+    return found
+
+
+def sglang_version(python: str) -> str:
+    """Version of the SGLang that this interpreter would import; "" when it cannot be told."""
+    code = "import importlib.metadata as m; print(m.version('sglang'))"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+@contextlib.contextmanager
+def own_server(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    address: tuple[str, int],
+    root: Path,
+    log_path: Path,
+    site: Path,
+    *,
+    ready_timeout_s: float = 0.0,
+    boundaries: Sequence[int] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[str]:
+    """Start the server, wait until it captures below `root`, yield its URL, stop it at the end.
+
+    argv, env: the profile's. site: folder for the entry point. ready_timeout_s: 0 = as long as it loads. Raises NotReadyError
+    in words when the port is taken, the server ends, its plug-in does not load, or the time is over.
+    """
+    host, port = address
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+    url = f"http://{host}:{port}"
+    with socket.socket() as probe:
+        probe.settimeout(2)
+        if probe.connect_ex((host, port)) == 0:
+            raise NotReadyError(
+                f"port {port} is taken by another server",
+                "give --port, stop that server, or use it with --url if it captures",
+            )
+    root.mkdir(parents=True, exist_ok=True)
+    told = {**os.environ, **env, "K2TUI_CAPTURE_DIR": str(root)}
+    path = (str(make_site(site)), env.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))
+    told["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
+    if boundaries:
+        told["K2TUI_CAPTURE_BOUNDARIES"] = ",".join(map(str, boundaries))
+    say(f"starting a capture server on {url}, log {log_path}")
+    with log_path.open("ab") as log:
+        start_b = log.tell()
+        process = subprocess.Popen(
+            list(argv),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=told,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    try:
+        _wait(process, url, root, log_path, start_b, ready_timeout_s)
+        yield url
+    finally:
+        _stop(process)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+def _wait(
+    process: subprocess.Popen[bytes], url: str, root: Path, log_path: Path, start_b: int, limit_s: float
+) -> None:
+    began = time.monotonic()
+    look = f"`k2tui watch {log_path}` says why"
+    while True:
+        if process.poll() is not None:
+            why = _own_words(log_path, start_b)
+            raise NotReadyError(
+                f"the server ended with code {process.returncode}" + (f": {why}" if why else ""), look
+            )
+        conn = Connection(url, 5)
+        try:
+            status: dict[str, Any] = conn.call("GET", ROUTE)
+            if status["writers"] and Path(status["root"]).resolve() == root.resolve():
+                return
+        except OSError:
+            pass  # it loads
+        except K2Error as err:
+            if "HTTP 404" in err.message:
+                raise NotReadyError(
+                    "the server is up and does not capture: the plug-in was not loaded",
+                    _own_words(log_path, start_b) or f"look for lines of k2tui in {log_path}",
+                )
+        finally:
+            conn.close()
+        if limit_s and time.monotonic() - began > limit_s:
+            raise NotReadyError(f"the server was not ready in {limit_s:.0f} s", look)
+        time.sleep(0.3)
+
+
+def _own_words(log_path: Path, start_b: int) -> str:
+    """The last line in which the plug-in itself says why it does not capture; "" when there is none."""
+    with log_path.open("rb") as fh:
+        fh.seek(start_b)
+        lines = fh.read()[-4_000_000:].decode(errors="replace").splitlines()
+    said = [line for line in lines if "k2tui capture: " in line and "Error" in line]
+    return said[-1].split("k2tui capture: ", 1)[1][:300] if said else ""
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the server, which ends its own workers; then SIGKILL to what is left of its session."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_S)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
