@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from k2tui import doctor, paths, stages
-from k2tui.config import Config
+from k2tui.config import Config, Profile
 from k2tui.core.job import JobSpec
 from k2tui.core.job_mask import mask_argv
 from k2tui.errors import K2Error
 from k2tui.jobs import folder
 from k2tui.sources.plan import PlanFile
+from k2tui.stages import StagePlan
+from k2tui.stages.serve import node_plans, resolve_profile
 
 
 def open_plan(config: Config) -> PlanFile:
@@ -22,7 +24,7 @@ def open_plan(config: Config) -> PlanFile:
     from k2tui.core.board_plan import default_plan
 
     stage_list = [stages.get(name) for name in stages.names()]
-    return PlanFile(paths.state_dir() / "plan.json", default_text=default_plan([(s.name, s.title) for s in stage_list]))
+    return PlanFile(paths.state_dir() / "plan.json", default_text=default_plan([(s.name, s.title) for s in stage_list if s.name != "pipeline"]))
 
 
 def submit_stage(config: Config, stage_name: str, params: Mapping[str, Any], after: Sequence[str] = ()) -> str:
@@ -31,15 +33,33 @@ def submit_stage(config: Config, stage_name: str, params: Mapping[str, Any], aft
     reason = stage.unavailable(config)
     if reason:
         raise K2Error(f"{stage.name}: {reason}")
+    if stage.name != "serve":
+        return _submit(stage.name, stage.plan(config, params), after)
+    profile, params = settle(config, params)
     plan = stage.plan(config, params)
-    if stage.name == "serve":
-        from k2tui.stages.serve import resolve_profile
+    doctor.refuse_if_hopeless(profile)
+    job_id = _submit(stage.name, plan, after)
+    for node in node_plans(profile, job_id):
+        _submit("node", node, ())
+    return job_id
 
-        doctor.refuse_if_hopeless(resolve_profile(config, params))
+
+def settle(config: Config, params: Mapping[str, Any]) -> tuple[Profile, Mapping[str, Any]]:
+    """The profile of a server's start with its GPUs chosen, and the params that say so. Raises K2Error when not enough are free."""
+    profile = resolve_profile(config, params)
+    if not profile.auto_gpus:
+        return profile, params
+    from k2tui.doctor_gpu import settle_gpus
+
+    chosen = settle_gpus(profile)
+    return chosen, {**params, "gpus": list(chosen.gpus)}
+
+
+def _submit(name: str, plan: StagePlan, after: Sequence[str]) -> str:
     return folder.submit(
         JobSpec(
             id="",
-            stage=stage.name,
+            stage=name,
             title=plan.title,
             argv=plan.argv,
             kind=plan.kind,
@@ -54,5 +74,7 @@ def submit_stage(config: Config, stage_name: str, params: Mapping[str, Any], aft
 
 
 def preview_stage(config: Config, stage_name: str, params: Mapping[str, Any]) -> list[str]:
-    """The argv that submit_stage would run, secrets masked."""
+    """The argv that submit_stage would run, secrets masked; a server's with the GPUs that are free now."""
+    if stage_name == "serve":
+        params = settle(config, params)[1]
     return list(mask_argv(stages.get(stage_name).plan(config, params).argv))

@@ -27,8 +27,9 @@ class Step:
 
     needs: names of steps; "previous" (the default) is the one above, [] none. gate: what must hold before the next step
     (see `gate_unmet`). inputs: files or folders whose content counts. outputs: files or folders that must stay as they were.
-    until: last step that a server is kept for ("" = the last one that needs it). Texts in params, argv, gates, inputs and outputs may
-    hold {out} (this step's own folder), {run} (the chain's), {STEP.out}, {STEP.result.KEY}, {STEP.url}.
+    until: last step that a server is kept for ("" = the last one that needs it). role: what a benchmark step stands for in the final
+    report: baseline, untrained or draft. Texts in params, argv, gates, inputs and outputs may hold {out} (this step's own folder),
+    {run} (the chain's), {assets} (what k2tui ships), {STEP.out}, {STEP.result.KEY}, {STEP.url}.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Step:
     retries: int = 0
     optional: bool = False  # left out, with a word, while its stage is not there
     title: str = ""
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Record:
     result: Mapping[str, Any] = field(default_factory=dict[str, Any])
     outputs: Mapping[str, str] = field(default_factory=dict[str, str])  # path -> signature
     ended_s: float = 0.0
-    url: str = ""
+    took_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,9 @@ def _step(raw: Mapping[str, Any], here: str, previous: str) -> Step:
         isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0
     ):
         raise UsageError(f"{here}: timeout_s must be a number of seconds")
+    role = raw.get("role", "")
+    if role not in ("", "baseline", "untrained", "draft"):
+        raise UsageError(f"{here}: role must be baseline, untrained or draft, not {role!r}")
     retries = raw.get("retries", 0)
     if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= 100:
         raise UsageError(f"{here}: retries must be a whole number")
@@ -210,6 +215,7 @@ def _step(raw: Mapping[str, Any], here: str, previous: str) -> Step:
         retries=retries,
         optional=raw.get("optional") is True,
         title=str(raw.get("title", "")),
+        role=str(role),
     )
 
 
@@ -413,11 +419,15 @@ def holes_of(result: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def fingerprint(
     step: Step, defaults: Mapping[str, Any], facts: Mapping[str, Any], needed: Sequence[str]
 ) -> str:
-    """Hex digest of all that decides a step's result. facts: signatures of inputs, the profile; needed: fingerprints of its needs."""
+    """Hex digest of all that decides a step's result. facts: signatures of inputs, the profile; needed: fingerprints of its needs.
+
+    The port that a server listens on decides nothing.
+    """
+    params = {k: v for k, v in {**defaults, **step.params}.items() if k != "port"}
     value = {
         "stage": step.stage,
         "argv": list(step.argv),
-        "params": {**defaults, **step.params},
+        "params": params,
         "facts": dict(facts),
         "needed": sorted(needed),
     }
@@ -432,14 +442,17 @@ def decide(
     servers: frozenset[str] | set[str],
     outputs: Callable[[Step, Record], str],
     start: str = "",
+    to: str = "",
     only: Sequence[str] = (),
     force: bool = False,
 ) -> list[Decision]:
     """What a run would do, step by step.
 
     servers: names of steps that run until stopped. outputs(step, record): why its outputs are not as they were, "" = they are.
-    start: run this step and all that (directly or not) need it, whatever is valid. only: nothing but these (and their servers).
+    start: run this step and all that (directly or not) need it, whatever is valid. to: only this step and what it needs.
+    only: nothing but these (and their servers).
     """
+    asked = needed_by(chain, to) if to else {s.name for s in chain.steps}
     forced: set[str] = set()
     if start:
         chain.step(start)
@@ -457,7 +470,7 @@ def decide(
             if set(step.needs) & fresh or step.name in forced:
                 fresh.add(step.name)
             continue
-        if only and step.name not in only:
+        if step.name not in asked or (only and step.name not in only):
             actions[step.name] = ("skip", "not asked for")
             continue
         why = ""
@@ -505,6 +518,15 @@ def decide(
             action = actions[step.name]
         out.append(Decision(step, action[0], action[1], prints[step.name]))
     return out
+
+
+def needed_by(chain: Chain, name: str) -> set[str]:
+    """The step and all that it needs, directly or not. Raises UsageError for an unknown name."""
+    found = {chain.step(name).name}
+    for step in reversed(chain.steps):  # each comes after what it needs
+        if step.name in found:
+            found |= set(step.needs)
+    return found
 
 
 def server_users(chain: Chain, name: str, servers: frozenset[str] | set[str]) -> list[Step]:

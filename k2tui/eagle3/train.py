@@ -129,6 +129,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chains", type=int, default=16, help="held-out samples replayed by chain drafting at the end"
     )
     parser.add_argument(
+        "--keep-first",
+        action="store_true",
+        help="export the untrained draft too (draft-first), to serve it for comparison",
+    )
+    parser.add_argument(
         "--accept",
         default="",
         metavar="KINDS",
@@ -182,7 +187,7 @@ def run(args: argparse.Namespace) -> int:
         ttt=TttOptions(ttt_length=args.ttt_length, decay=args.decay, shifted=args.mask == "next", recompute=args.recompute, chunk_rows=args.chunk_rows),
         optim=OptimOptions(learning_rate=args.lr, betas=(0.9, args.beta2), weight_decay=args.weight_decay, clip=args.clip, warmup_ratio=args.warmup_ratio, schedule=args.schedule),
         denominator=args.denominator, dtype=args.dtype, device=args.device, shard=args.shard, compile=not args.no_compile, eval_every=args.eval_every,
-        save_every=args.save_every, log_every=args.log_every, num_steps=args.num_steps, patience=args.patience, keep=args.keep, chains=args.chains,
+        save_every=args.save_every, log_every=args.log_every, num_steps=args.num_steps, patience=args.patience, keep=args.keep, chains=args.chains, keep_first=args.keep_first,
         accept=tuple(a for a in args.accept.split(",") if a), tensorboard=args.tensorboard, resume=not args.no_resume, served_version=args.served_version,
     )  # fmt: skip
     trainer = Trainer(options)

@@ -67,6 +67,7 @@ class TrainOptions:
 
     init: a draft checkpoint to start from (keeps its vocabulary map), "" = from scratch. denominator: "mask" (loss-bearing
     positions of the batch) or "rows" (samples x longest, as SpecForge divides). dtype: "auto" = bf16 on a GPU, fp32 on a CPU.
+    keep_first: export the untrained draft too (draft-first), to be served beside the trained one.
     """
 
     states: str
@@ -98,6 +99,7 @@ class TrainOptions:
     patience: int = 0
     keep: int = 2
     chains: int = 16
+    keep_first: bool = False
     accept: tuple[str, ...] = ()
     tensorboard: bool = False
     resume: bool = True
@@ -116,6 +118,7 @@ class TrainOptions:
             "log_every",
             "keep",
             "chains",
+            "keep_first",
             "accept",
             "tensorboard",
             "resume",
@@ -191,6 +194,8 @@ class _Place:
     evals_without_gain: int = 0
     bad_steps: int = 0
     silent_steps: int = 0
+    first: float = 0.0  # expected accept length before the first step; 0 = not measured
+    first_chain: float = 0.0  # the same by chain drafting
 
 
 class Trainer:
@@ -408,14 +413,36 @@ class Trainer:
         )
         try:
             if not resumed:
-                self.first_eval = self._evaluate(0)
-                if self.ranks.is_first and self.first_eval is not None:
-                    self.say(f"before training: expected accept length {self.first_eval.accept_length:.3f}")
+                self._before()
             self._loop()
             return self._finish(time.monotonic() - began)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _before(self) -> None:
+        """What the untrained draft is worth: every later figure is read against it."""
+        report = self._evaluate(0)
+        weights = saves.gather(self.stepper)[0]  # every rank takes part
+        if not self.ranks.is_first:
+            return
+        if report is not None:
+            self.place.first = report.accept_length
+            self.say(f"before training: expected accept length {report.accept_length:.3f}")
+        chain = self._chain(self._whole_draft(weights))
+        self.place.first_chain = chain.accept_length if chain is not None else 0.0
+        if self.options.keep_first:
+            self._export("draft-first", weights, report, chain)
+
+    def _chain(self, draft: Eagle3Draft) -> ChainReport | None:
+        """Chain drafting along the first held-out samples; None when there are none."""
+        o = self.options
+        if not o.chains or not len(self.held.lengths):
+            return None
+        draft.set_embedding(self.target.embedding.float())
+        return replay_chains(
+            draft, self.held, range(min(o.chains, len(self.held.lengths))), num_steps=o.num_steps
+        )
 
     def _told(self, number: int, _: Any) -> None:
         self.stopping = signal.Signals(number).name
@@ -657,12 +684,8 @@ class Trainer:
             )
         if self.ranks.is_first:
             draft = self._whole_draft(weights)
-            chain = None
-            if o.chains and len(self.held.lengths):
-                draft.set_embedding(self.target.embedding.float())
-                chain = replay_chains(
-                    draft, self.held, range(min(o.chains, len(self.held.lengths))), num_steps=o.num_steps
-                )
+            chain = self._chain(draft)
+            if chain is not None:
                 self.say(
                     f"chain drafting on held-out text: accept length {chain.accept_length:.3f} ({chain.verify_ct} drafts)"
                 )
@@ -671,7 +694,8 @@ class Trainer:
             result = {
                 "draft": str(best if self.place.best_step > 0 and best.exists() else self.out / "draft-last"), "draft_last": str(self.out / "draft-last"), "step": self.place.step, "total": self.total,
                 "expected_accept_length": self.place.best if last else None, "best_step": self.place.best_step, "last_accept_length": last.accept_length if last else None,
-                "full_acc": list(last.full_acc) if last else None, "chain_accept_length": chain.accept_length if chain else None, "tokens": self.place.tokens,
+                "untrained_accept_length": self.place.first or None, "untrained_chain_accept_length": self.place.first_chain or None,
+                "draft_first": str(self.out / "draft-first") if o.keep_first else None, "full_acc": list(last.full_acc) if last else None, "chain_accept_length": chain.accept_length if chain else None, "tokens": self.place.tokens,
                 "loss_tokens": self.place.loss_tokens, "seconds": seconds, "stopped": self.stopping,
             }  # fmt: skip
             report_result(result)

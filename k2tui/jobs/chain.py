@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from k2tui import paths, stages
+from k2tui import doctor, paths, stages
 from k2tui.config import Config
 from k2tui.core.chain import (
     Chain,
@@ -38,13 +38,14 @@ from k2tui.core.chain import (
 from k2tui.core.job import Job, JobSpec, JobState
 from k2tui.core.job_mask import mask_argv
 from k2tui.errors import K2Error, UsageError
-from k2tui.files import write_json
+from k2tui.files import write_json, write_whole
 from k2tui.jobs import conditions, folder
 from k2tui.jobs.state import as_object, read_json
 
 __all__ = ["ChainRun", "default_text", "load_chain", "open_run"]
 
 WHOLE_B = 32 << 20  # files up to this size are hashed whole
+PRINTED_B = 1 << 20  # a command's printed result is at most this long
 READY_TIMEOUT_S = 7200.0
 
 
@@ -54,20 +55,27 @@ def default_text() -> str:
 
 
 def load_chain(path: Path | str | None = None) -> Chain:
-    """The chain of a file; None: ./pipeline.toml, else the shipped one. Raises UsageError naming file, line and key."""
+    """The chain of a file ("asset:demo": the demo's); None: ./pipeline.toml, else the shipped one. Raises UsageError naming file,
+    line and key."""
     if path is None:
         here = Path.cwd() / "pipeline.toml"
         if not here.exists():
             return parse_chain(default_text(), "the shipped pipeline")
         path = here
-    where = Path(path).expanduser()
+    name = str(path)
+    is_asset = name.startswith("asset:")
+    where = (
+        paths.assets_dir() / name.removeprefix("asset:") / "pipeline.toml"
+        if is_asset
+        else Path(path).expanduser()
+    )
     try:
         text = where.read_text(encoding="utf-8")
     except UnicodeDecodeError as err:
         raise UsageError(f"{where}: not UTF-8 text (byte {err.start})")
     except OSError as err:
         raise UsageError(f"{where}: {err.strerror or err}", "k2tui pipeline init writes one")
-    return parse_chain(text, str(where))
+    return parse_chain(text, name if is_asset else str(where))
 
 
 def signature(path: str) -> str:
@@ -189,7 +197,11 @@ class ChainRun:
         return self.root / f"{name}-{self.prints[name][:10]}"
 
     def _known(self, step: Step, *, outs_only: bool = False) -> dict[str, Any]:
-        known: dict[str, Any] = {"run": str(self.root), "python": sys.executable}
+        known: dict[str, Any] = {
+            "run": str(self.root),
+            "python": sys.executable,
+            "assets": str(paths.assets_dir()),
+        }
         for other in self.chain.steps:
             if other.name in self.prints:
                 known[f"{other.name}.out"] = str(self.out_of(other.name))
@@ -218,7 +230,7 @@ class ChainRun:
             result=as_object(raw.get("result")),
             outputs={str(k): str(v) for k, v in as_object(raw.get("outputs")).items()},
             ended_s=float(raw["ended_s"]) if isinstance(raw.get("ended_s"), int | float) else 0.0,
-            url=str(raw.get("url", "")),
+            took_s=float(raw["took_s"]) if isinstance(raw.get("took_s"), int | float) else None,
         )
 
     def _outputs_changed(self, step: Step, record: Record) -> str:
@@ -230,7 +242,9 @@ class ChainRun:
 
     # ---- planning
 
-    def decisions(self, *, start: str = "", only: Sequence[str] = (), force: bool = False) -> list[Decision]:
+    def decisions(
+        self, *, start: str = "", to: str = "", only: Sequence[str] = (), force: bool = False
+    ) -> list[Decision]:
         return decide(
             self.chain,
             self.prints,
@@ -238,14 +252,17 @@ class ChainRun:
             servers=self.servers,
             outputs=self._outputs_changed,
             start=start,
+            to=to,
             only=only,
             force=force,
         )
 
-    def plan(self, *, start: str = "", only: Sequence[str] = (), force: bool = False) -> list[Planned]:
+    def plan(
+        self, *, start: str = "", to: str = "", only: Sequence[str] = (), force: bool = False
+    ) -> list[Planned]:
         """What `run` would do, in order. Nothing is started or written."""
         out: list[Planned] = []
-        for d in self.decisions(start=start, only=only, force=force):
+        for d in self.decisions(start=start, to=to, only=only, force=force):
             argv: tuple[str, ...] = ()
             error = ""
             if d.action in ("run", "serve"):
@@ -267,7 +284,8 @@ class ChainRun:
                 return f"its input {where} is not there (looked for in {os.getcwd()})"
         return ""
 
-    def _spec(self, step: Step, *, strict: bool = True) -> JobSpec:
+    def _spec(self, step: Step, *, strict: bool = True, port: int | None = None) -> JobSpec:
+        """port: what a parameter port = "free" becomes; None: the next free one from the profile's on."""
         known = self._known(step)
         if not step.stage:
             argv = cast("list[str]", fill(list(step.argv), known, strict=strict))
@@ -287,6 +305,9 @@ class ChainRun:
         if reason:
             raise K2Error(f"{step.name}: {reason}")
         params = cast("dict[str, Any]", fill({**self.chain.defaults, **step.params}, known, strict=strict))
+        if params.get("port") == "free":
+            profile = self.config.get_profile(str(params.get("profile") or ""))
+            params["port"] = port or doctor.free_port(profile.host, profile.port)
         plan = stage.plan(self.config, params)
         own = {"chain": self.chain.name, "step": step.name, "fingerprint": self.prints[step.name]}
         return JobSpec(
@@ -308,6 +329,7 @@ class ChainRun:
         self,
         *,
         start: str = "",
+        to: str = "",
         only: Sequence[str] = (),
         force: bool = False,
         keep_servers: bool = False,
@@ -315,7 +337,7 @@ class ChainRun:
     ) -> dict[str, Any]:
         """Run what has to run; returns {step: {action, why, job_id, took_s}}. Raises K2Error at the first step that fails.
 
-        Servers that this run started are stopped as soon as no step needs them, also after a failure (but for keep_servers).
+        The report of what is known then (report.json, report.md in the chain's folder) is written in both cases. Servers that this run started are stopped as soon as no step needs them, also after a failure (but for keep_servers).
         """
         paths.ensure_dir(self.root)
         guard = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -327,7 +349,9 @@ class ChainRun:
                     f"pipeline {self.chain.name} is running already",
                     "k2tui jobs list --stage pipeline shows it",
                 )
-            return self._run(self.decisions(start=start, only=only, force=force), keep_servers, progress)
+            return self._run(
+                self.decisions(start=start, to=to, only=only, force=force), keep_servers, progress
+            )
         finally:
             os.close(guard)
 
@@ -362,8 +386,28 @@ class ChainRun:
             progress(done, len(todo), "")
             return {"steps": summary, **{f"{n}_job": j for n, j in self._live.items() if keep_servers}}
         finally:
-            if not keep_servers:
-                self._stop_servers(set())
+            try:
+                if not keep_servers:
+                    self._stop_servers(set())
+            finally:
+                self._write_report()
+
+    def report(self) -> dict[str, Any]:
+        """The figures of all steps so far (`core.chain_report`)."""
+        from k2tui.core import chain_report
+
+        return chain_report.build(self.chain, self.prints, self.records, time.time())
+
+    def _write_report(self) -> None:
+        from k2tui.core import chain_report
+
+        report = self.report()
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(report["made_s"]))
+        try:
+            write_json(self.root / "report.json", report)
+            write_whole(self.root / "report.md", chain_report.markdown(report, made), mode=0o600)
+        except OSError as err:
+            self.tell(f"the report could not be written: {err.strerror or err}")
 
     def _stop_servers(self, still_to_run: set[str]) -> None:
         for name, job_id in list(self._live.items()):
@@ -409,36 +453,37 @@ class ChainRun:
         url = str(spec.params.get("url", ""))
         mine = self._left_behind(step)
         mine = mine if mine is not None and not mine.state.is_final else None
-        same = mine or next(
-            (
-                j
-                for j in folder.list_jobs()
-                if j.state is JobState.RUNNING
-                and j.spec.stage == spec.stage
-                and j.spec.argv == mask_argv(spec.argv)
-            ),
-            None,
-        )
+        same = mine or next((j for j in folder.list_jobs() if self._is_same(step, spec, j)), None)
         if same is not None:
             job_id = same.spec.id
+            url = str(same.spec.params.get("url", url))
             if mine is None:
                 self._found.add(name)
             self.tell(f"{name}: uses {job_id}, which is running already")
         else:
-            self._check_server(step)
+            self._check_server(step, spec)
             job_id = folder.submit(spec)
             self.tell(f"{name}: started as {job_id}")
         self._live[name] = job_id
         self._urls[name] = url
         self._wait_ready(step, job_id, url)
 
-    def _check_server(self, step: Step) -> None:
+    def _is_same(self, step: Step, spec: JobSpec, job: Job) -> bool:
+        """True for a running server with this step's command (on any port, where the step leaves that free)."""
+        if job.state is not JobState.RUNNING or job.spec.stage != spec.stage:
+            return False
+        port = job.spec.params.get("port")
+        if {**self.chain.defaults, **step.params}.get("port") == "free" and isinstance(port, int):
+            spec = self._spec(step, port=port)
+        return job.spec.argv == mask_argv(spec.argv)
+
+    def _check_server(self, step: Step, spec: JobSpec) -> None:
         if step.stage != "serve":
             return
-        from k2tui import doctor
         from k2tui.stages.serve import resolve_profile
 
         params = cast("dict[str, Any]", fill({**self.chain.defaults, **step.params}, self._known(step)))
+        params["port"] = spec.params.get("port")
         doctor.refuse_if_hopeless(resolve_profile(self.config, params))
 
     def _wait_ready(self, step: Step, job_id: str, url: str) -> None:
@@ -467,6 +512,7 @@ class ChainRun:
                     break
             if not why:
                 self.tell(f"{step.name}: ready after {time.monotonic() - begun:.1f} s")
+                self._keep_server(step, job)
                 return
             if job.waiting_for and job.waiting_for != told:
                 told = job.waiting_for
@@ -476,6 +522,32 @@ class ChainRun:
                     f"{step.name}: not ready after {limit:g} s: {why}", f"k2tui jobs logs {job_id}"
                 )
             time.sleep(0.25)
+
+    def _keep_server(self, step: Step, job: Job) -> None:
+        """A server's record: what its log says of its start. Nothing is skipped because of it."""
+        result: dict[str, Any] = {}
+        if step.stage == "serve":
+            from k2tui.servers import Follower, target_of
+
+            follower = Follower(target_of(job))
+            try:
+                follower.step(time.time())
+                load = follower.view(time.time(), None).load
+            finally:
+                follower.close()
+            result = {
+                "ready_s": load.ready_s,
+                "engine": load.engine,
+                "version": load.version,
+                "model": load.model,
+            }
+            if load.target is not None:
+                result |= {"shards_done": load.target.done, "shards_total": load.target.total}
+        took_s = None if job.started_s is None else time.time() - job.started_s
+        result.setdefault("ready_s", took_s)
+        self._write_record(
+            Record(self.prints[step.name], job.spec.id, result, {}, time.time(), result["ready_s"]), step.name
+        )
 
     def _run_step(self, step: Step, why: str) -> Job:
         for attempt in range(step.retries + 1):
@@ -534,15 +606,12 @@ class ChainRun:
     def _problem(self, step: Step, job: Job) -> str:
         if job.state is not JobState.SUCCEEDED:
             return f"{job.state}: {job.reason}"
-        known = {**self._known(step), **holes_of(job.result or {}, f"{step.name}.result")}
+        result = self._result_of(step, job)
+        known = {**self._known(step), **holes_of(result, f"{step.name}.result")}
         for gate in step.gate:
             text = str(fill(gate, known))
             check_gate(text, step.name)
-            why = (
-                conditions.unmet(text)
-                if re.match(r"(file|url):", text)
-                else gate_unmet(text, job.result or {})
-            )
+            why = conditions.unmet(text) if re.match(r"(file|url):", text) else gate_unmet(text, result)
             if why:
                 return f"gate {gate!r} does not hold: {why}"
         for path in step.outputs:
@@ -552,16 +621,33 @@ class ChainRun:
         return ""
 
     def _keep(self, step: Step, job: Job) -> None:
-        known = {**self._known(step), **holes_of(job.result or {}, f"{step.name}.result")}
+        result = self._result_of(step, job)
+        known = {**self._known(step), **holes_of(result, f"{step.name}.result")}
         record = Record(
             fingerprint=self.prints[step.name],
             job_id=job.spec.id,
-            result=dict(job.result or {}),
+            result=result,
             outputs={where: signature(where) for where in (str(fill(p, known)) for p in step.outputs)},
             ended_s=time.time(),
+            took_s=job.took_s,
         )
-        write_json(self.root / f"{step.name}.json", asdict(record))
-        self.records[step.name] = record
+        self._write_record(record, step.name)
+
+    def _write_record(self, record: Record, name: str) -> None:
+        write_json(self.root / f"{name}.json", asdict(record))
+        self.records[name] = record
+
+    @staticmethod
+    def _result_of(step: Step, job: Job) -> dict[str, Any]:
+        """What the step reported; for a command that reports nothing, the one JSON object that it printed."""
+        if job.result or step.stage or job.state is not JobState.SUCCEEDED:
+            return dict(job.result or {})
+        try:
+            with open(folder.log_path(job.spec.id), "rb") as fh:
+                text = fh.read(PRINTED_B + 1)
+            return as_object(json.loads(text)) if len(text) <= PRINTED_B else {}
+        except (OSError, ValueError):
+            return {}
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, dict[str, Any]]:

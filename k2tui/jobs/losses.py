@@ -1,7 +1,8 @@
-"""`python -m k2tui.jobs.losses METRICS`: the course of a training's loss as a result that a gate can judge.
+"""`python -m k2tui.jobs.losses METRICS`: the course of a training as a result that a gate can judge and the report shows.
 
-Reads the trainer's metrics.jsonl (lines with kind "step" and a loss) and knows nothing of torch. The result's `losses` are
-at most 40 means over equal stretches, in order; a loss that is no finite number stays one, so that the gate sees it.
+Reads the trainer's metrics.jsonl and knows nothing of torch. The result's `losses` are at most 40 means over equal stretches, in
+order; a loss that is no finite number stays one, so that the gate sees it. `accuracy` holds the same means of the first draft step's
+accuracy, `evals` what each evaluation on held-out samples said.
 """
 
 from __future__ import annotations
@@ -20,22 +21,35 @@ from k2tui.jobs.report import report_result
 STRETCHES = 40
 
 
-def losses_of(lines: Iterable[str]) -> list[float]:
-    """Every step's loss; torn or foreign lines are passed over, a loss that is null counts as not a number."""
-    found: list[float] = []
+def rows_of(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Every whole line that is an object; torn lines are passed over."""
+    found: list[dict[str, Any]] = []
     for line in lines:
         try:
             raw: Any = json.loads(line)
         except ValueError:
             continue
-        if not isinstance(raw, dict):
-            continue
-        row = cast("dict[str, Any]", raw)
-        if row.get("kind") == "step" and "loss" in row:
-            loss = row["loss"]
-            good = isinstance(loss, int | float) and not isinstance(loss, bool)
-            found.append(float(loss) if good else math.nan)
+        if isinstance(raw, dict):
+            found.append(cast("dict[str, Any]", raw))
     return found
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def losses_of(rows: Iterable[dict[str, Any]]) -> list[float]:
+    """Every step's loss; one that is null counts as not a number."""
+    return [_number(row["loss"]) for row in rows if row.get("kind") == "step" and "loss" in row]
+
+
+def evals_of(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """step, expected accept length and full-prefix accuracy of each evaluation."""
+    return [
+        {k: row[k] for k in ("step", "accept_length", "full_acc") if k in row}
+        for row in rows
+        if row.get("kind") == "eval"
+    ]
 
 
 def means(values: Sequence[float], stretches: int = STRETCHES) -> list[float]:
@@ -52,14 +66,18 @@ def main(argv: Sequence[str]) -> int:
     path = Path(argv[0])
     try:
         with open(path, encoding="utf-8", errors="replace") as fh:
-            losses = losses_of(fh)
+            rows = rows_of(fh)
     except OSError as err:
         raise K2Error(f"{path}: {err.strerror}", "it is written by the train step")
+    losses = losses_of(rows)
     row = means(losses)
+    first_step = [a[0] for r in rows if r.get("kind") == "step" and (a := r.get("accuracy"))]
     report_result(
         {
             "steps": len(losses),
             "losses": row,
+            "accuracy": means(first_step),
+            "evals": evals_of(rows),
             "first": row[0] if row else None,
             "last": row[-1] if row else None,
         }

@@ -15,7 +15,7 @@ _FLAGS = (
     "lr", "warmup_ratio", "schedule", "clip", "weight_decay", "beta2", "seed", "draft_vocab_size", "draft_config", "boundaries", "dtype", "device",
     "chunk_rows", "eval_every", "save_every", "log_every", "keep", "patience", "num_steps", "chains", "accept", "served_version",
 )  # fmt: skip
-_SWITCHES = ("shard", "no_compile", "recompute", "tensorboard", "no_resume", "json")
+_SWITCHES = ("shard", "no_compile", "recompute", "tensorboard", "no_resume", "keep_first", "json")
 _OWN = ("states", "target", "out", "profile", "gpus", "nproc")
 
 

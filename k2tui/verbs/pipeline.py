@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -26,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def order(name: str, text: str) -> argparse.ArgumentParser:
         child = sub.add_parser(name, help=text, description=text)
         child.add_argument(
-            "--file", default="", help="the pipeline's TOML (default: ./pipeline.toml, else the shipped one)"
+            "--file",
+            default="",
+            help="the pipeline's TOML (default: ./pipeline.toml, else the shipped one; asset:demo: the demo's)",
         )
         child.add_argument("--json", action="store_true", help="print JSON")
         return child
@@ -40,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default="",
             metavar="STEP",
             help="run this step and all after it, valid or not",
+        )
+        child.add_argument(
+            "--to",
+            default="",
+            metavar="STEP",
+            help="only this step and what it needs: the pipeline piece by piece",
         )
         child.add_argument(
             "--only",
@@ -58,6 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--detach", action="store_true", help="print the job id and return at once")
     run.add_argument("--keep-servers", action="store_true", help="leave the last servers running")
+    report = order("report", "every step's figures so far, and what they come to (Markdown)")
+    report.add_argument(
+        "--set", action="append", default=[], metavar="STEP.PARAM=VALUE", help="as the run was given"
+    )
     init = order("init", "write the shipped pipeline.toml into the working folder")
     init.add_argument("--force", action="store_true", help="replace the file")
 
@@ -67,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         return _init(args)
     if args.order == "plan" or args.dry_run:
         return _plan(args)
+    if args.order == "report":
+        return _report(args)
     return _run_here(args) if args.here else _run_as_job(args)
 
 
@@ -80,6 +93,20 @@ def _init(args: argparse.Namespace) -> int:
     write_whole(path, default_text(), mode=0o644)
     print(json.dumps({"schema": 1, "written": str(path)}) if args.json else f"wrote {path}")
     return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    import time
+
+    from k2tui.core import chain_report
+
+    report = _open(args, quiet=True).report()
+    if args.json:
+        print(json.dumps(report, ensure_ascii=False, indent=1))
+    else:
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(report["made_s"]))
+        sys.stdout.write(chain_report.markdown(report, made))
+    return 0 if any(s["state"] == "done" for s in report["steps"]) else 1
 
 
 def _open(args: argparse.Namespace, *, quiet: bool = False) -> ChainRun:
@@ -99,7 +126,7 @@ def _plan(args: argparse.Namespace) -> int:
     from k2tui.core.job_text import plain
 
     chain = _open(args, quiet=args.json)
-    planned = chain.plan(start=args.start, only=args.only, force=args.force)
+    planned = chain.plan(start=args.start, to=args.to, only=args.only, force=args.force)
     if args.json:
         rows = [
             {
@@ -149,46 +176,44 @@ def _run_here(args: argparse.Namespace) -> int:
         report.report_progress(done, total, "steps", note, force=True)
 
     result = chain.run(
-        start=args.start, only=args.only, force=args.force, keep_servers=args.keep_servers, progress=progress
+        start=args.start,
+        to=args.to,
+        only=args.only,
+        force=args.force,
+        keep_servers=args.keep_servers,
+        progress=progress,
     )
-    report.report_result({"pipeline": chain.chain.name, **result})
+    told = chain.report()
+    figures = {k: v for k, v in told["outcome"].items() if isinstance(v, int | float)}
+    report.report_result(
+        {"pipeline": chain.chain.name, **figures, "report": str(chain.root / "report.md"), **result}
+    )
     if args.json:
-        print(json.dumps({"schema": 1, **result}, ensure_ascii=False, indent=1))
+        print(json.dumps({"schema": 1, **result, "report": told}, ensure_ascii=False, indent=1))
+    else:
+        sys.stdout.write("\n" + (chain.root / "report.md").read_text(encoding="utf-8"))
     return 0
 
 
 def _run_as_job(args: argparse.Namespace) -> int:
-    from k2tui.core.job import JobSpec
     from k2tui.jobs import folder
+    from k2tui.orders import submit_stage
 
     chain = _open(args, quiet=True)
     planned = chain.plan(
-        start=args.start, only=args.only, force=args.force
+        start=args.start, to=args.to, only=args.only, force=args.force
     )  # a mistake is told here, not in a job's log
     for p in planned:
         if p.error:
             raise K2Error(f"{p.name}: {p.error}", "k2tui pipeline plan shows all steps")
-    argv = [sys.executable, "-m", "k2tui", "pipeline", "run", "--here"]
-    if args.file or (Path.cwd() / "pipeline.toml").exists():
-        argv += ["--file", os.path.abspath(args.file or "pipeline.toml")]
-    argv += ["--from", args.start] if args.start else []
-    for name in args.only:
-        argv += ["--only", name]
-    for pair in args.set:
-        argv += ["--set", pair]
-    argv += ["--force"] if args.force else []
-    argv += ["--keep-servers"] if args.keep_servers else []
-    job_id = folder.submit(
-        JobSpec(
-            id="",
-            stage="pipeline",
-            title=f"pipeline {chain.chain.name}",
-            argv=tuple(argv),
-            locks=(f"pipeline:{chain.chain.name}",),
-            grace_s=90.0,
-            params={"pipeline": chain.chain.name, "file": chain.chain.path},
-        )
-    )
+    job_id = submit_stage(
+        chain.config,
+        "pipeline",
+        {
+            "file": args.file, "start": args.start, "to": args.to, "only": args.only, "set": args.set, "force": args.force,
+            "keep_servers": args.keep_servers, "name": chain.chain.name,
+        },
+    )  # fmt: skip
     if args.detach or args.json:
         print(json.dumps({"schema": 1, "id": job_id}) if args.json else job_id)
         if args.detach:

@@ -69,8 +69,9 @@ def test_the_shipped_pipeline_is_valid_and_plans(
     assert said == [], "every stage is there"
     words = [
         "serve",
-        "bench",
         "prepare",
+        "split",
+        "bench",
         "extract",
         "check",
         "train",
@@ -89,17 +90,17 @@ def test_the_shipped_pipeline_is_valid_and_plans(
 
 
 def test_the_course_of_a_loss(tmp_path: Path) -> None:
-    from k2tui.jobs.losses import losses_of, means
+    from k2tui.jobs.losses import losses_of, means, rows_of
 
     rows = [json.dumps({"kind": "step", "loss": 5 - n / 100}) for n in range(200)]
-    found = losses_of(['{"kind": "eval", "loss": 9}', "torn {", "[]", *rows])
+    found = losses_of(rows_of(['{"kind": "eval", "loss": 9}', "torn {", "[]", *rows]))
     assert len(found) == 200 and found[0] == 5
     row = means(found)
     assert len(row) == 40 and gate_unmet("falling result.losses", {"losses": row}) == ""
     assert means([3.0]) == [3.0] and means([]) == []
     assert (
         gate_unmet(
-            "finite result.losses", {"losses": means(losses_of(['{"kind": "step", "loss": NaN}', *rows]))}
+            "finite result.losses", {"losses": means(losses_of(rows_of(['{"kind": "step", "loss": NaN}', *rows])))}
         )
         != ""
     )

@@ -1,0 +1,304 @@
+"""The final report of a chain: every step's figures and what they come to, as one value and as Markdown. Pure; knows no file.
+
+Laws: a figure stands here only when a step of this chain, with this chain's settings, reported it; what was not measured is None
+and shown as a dash. Accept length counts the bonus token: 1.0 means that nothing was accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from k2tui.core.chain import Chain, Record, Step
+from k2tui.core.job_text import plain
+
+SCHEMA = 1
+ROLES = (
+    "baseline",
+    "untrained",
+    "draft",
+)  # of a benchmark step: the target alone, with the untrained draft, with the trained one
+
+_ROW = (
+    "concurrency",
+    "request_rate",
+    "completed",
+    "errors",
+    "tok_s_user",
+    "output_throughput",
+    "ttft_p50_ms",
+    "accept_length",
+    "run_id",
+    "flags",
+)
+_KEPT: Mapping[str, tuple[str, ...]] = {
+    "serve": ("ready_s", "shards_done", "shards_total", "engine", "version"),
+    "prepare": ("rows", "response_tokens", "outcomes", "refused"),
+    "extract": ("samples", "tokens", "seconds", "tokens_s", "boundaries", "failed", "proofs"),
+    "train": (
+        "step", "total", "best_step", "tokens", "loss_tokens", "seconds", "expected_accept_length", "chain_accept_length",
+        "untrained_accept_length", "untrained_chain_accept_length", "full_acc", "stopped", "draft",
+    ),
+}  # fmt: skip
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else _NOTHING
+
+
+def _rows(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    rows = result.get("rows")
+    return [_map(r) for r in cast("list[Any]", rows)] if isinstance(rows, list) else []
+
+
+def _num(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def figures_of(step: Step, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of one step's result that people ask for."""
+    if step.stage == "bench":
+        return {"rows": [{k: row.get(k) for k in _ROW} for row in _rows(result)]}
+    kept = _KEPT.get(step.stage)
+    return {k: result[k] for k in (kept or result) if k in result}
+
+
+def build(
+    chain: Chain, prints: Mapping[str, str], records: Mapping[str, Record], made_s: float
+) -> dict[str, Any]:
+    """The report as a JSON object. Steps whose record is of other settings say so and lend no figures."""
+    steps: list[dict[str, Any]] = []
+    results: dict[str, Mapping[str, Any]] = {}
+    for step in chain.steps:
+        record = records.get(step.name)
+        row: dict[str, Any] = {"step": step.name, "title": step.title, "stage": step.stage or "command"}
+        if record is None or record.fingerprint != prints.get(step.name):
+            row["state"] = "not run" if record is None else "of other settings"
+        else:
+            results[step.name] = record.result
+            row |= {
+                "state": "done",
+                "job_id": record.job_id,
+                "took_s": record.took_s,
+                "ended_s": record.ended_s,
+                "figures": figures_of(step, record.result),
+            }
+        steps.append(row)
+    return {
+        "schema": SCHEMA,
+        "pipeline": chain.name,
+        "made_s": made_s,
+        "complete": all(s["state"] == "done" for s in steps),
+        "took_s": sum(s.get("took_s") or 0.0 for s in steps),
+        "outcome": _outcome(chain, results),
+        "steps": steps,
+    }
+
+
+def _outcome(chain: Chain, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    by_role: dict[str, list[Mapping[str, Any]]] = {}
+    for step in chain.steps:
+        if step.role in ROLES and step.name in results:
+            by_role[step.role] = _rows(results[step.name])
+    train = next((results[s.name] for s in chain.steps if s.stage == "train" and s.name in results), _NOTHING)
+    loads: list[dict[str, Any]] = []
+    for row in by_role.get("draft") or by_role.get("baseline") or ():
+        same = {role: _same_load(rows, row) for role, rows in by_role.items()}
+        base, draft = (
+            _num(same.get("baseline", {}).get("tok_s_user")),
+            _num(same.get("draft", {}).get("tok_s_user")),
+        )
+        loads.append(
+            {
+                "concurrency": row.get("concurrency"),
+                "request_rate": row.get("request_rate"),
+                "baseline_tok_s_user": base,
+                "draft_tok_s_user": draft,
+                "speedup": draft / base if base and draft else None,
+                "baseline_output_throughput": _num(same.get("baseline", {}).get("output_throughput")),
+                "draft_output_throughput": _num(same.get("draft", {}).get("output_throughput")),
+                "accept_length": _num(same.get("draft", {}).get("accept_length")),
+                "untrained_accept_length": _num(same.get("untrained", {}).get("accept_length")),
+            }
+        )
+    loads.sort(key=lambda x: (x["concurrency"] or 0, x["request_rate"] or 0))
+    first = loads[0] if loads else {}
+    served = first.get("untrained_accept_length")
+    return {
+        "accept_length": first.get("accept_length"),
+        "untrained_accept_length": served
+        if served is not None
+        else _num(train.get("untrained_chain_accept_length")),
+        "untrained_how": "served" if served is not None else "chain drafting along held-out answers",
+        "expected_accept_length": _num(train.get("expected_accept_length")),
+        "expected_untrained": _num(train.get("untrained_accept_length")),
+        "chain_accept_length": _num(train.get("chain_accept_length")),
+        "speedup": first.get("speedup"),
+        "loads": loads,
+    }
+
+
+def _same_load(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first row of the same load."""
+    keys = ("concurrency", "request_rate")
+    return next((r for r in rows if all(r.get(k) == row.get(k) for k in keys)), _NOTHING)
+
+
+# ---- words
+
+
+def number(value: Any, digits: int = 1, unit: str = "") -> str:
+    """A figure for people; a dash for what was not measured."""
+    found = _num(value)
+    return "–" if found is None else f"{found:,.{digits}f}{unit}"
+
+
+def verdict(report: Mapping[str, Any]) -> str:
+    """What the whole run comes to, in one or two sentences."""
+    o = _map(report.get("outcome"))
+    length, before, speed = (
+        _num(o.get("accept_length")),
+        _num(o.get("untrained_accept_length")),
+        _num(o.get("speedup")),
+    )
+    if length is None:
+        expected = _num(o.get("expected_accept_length"))
+        if expected is None:
+            return "No draft was served yet."
+        return f"No draft was served yet; {expected:.2f} is the accept length to expect of it."
+    words = f"With the draft each verification yields {length:.2f} tokens on held-out prompts"
+    words += f" (untrained: {before:.2f})." if before is not None else "."
+    if length < 1.05:
+        words += ' Nothing is accepted: see docs/story.md, "why does the draft not help?".'
+    if speed is not None:
+        words += f" One user's speed is {speed:.2f} times that without a draft."
+        if speed < 1 and length >= 1.05:
+            words += " Here a draft pass costs more than it saves."
+    return words
+
+
+def step_words(row: Mapping[str, Any]) -> str:
+    """One step's figures in a line."""
+    if row.get("state") != "done":
+        return str(row.get("state", ""))
+    f, stage = _map(row.get("figures")), str(row.get("stage", ""))
+    if stage == "serve":
+        shards = f", {f['shards_done']}/{f['shards_total']} shards" if f.get("shards_total") else ""
+        return f"ready after {number(f.get('ready_s'))} s{shards}"
+    if stage == "bench":
+        parts = [
+            f"C={r.get('concurrency')}: {number(r.get('tok_s_user'))} tok/s a user, {number(r.get('output_throughput'))} in all, TTFT {number(r.get('ttft_p50_ms'))} ms"
+            + (
+                f", accept length {number(r.get('accept_length'), 2)}"
+                if r.get("accept_length") is not None
+                else ""
+            )
+            + (f", {r['errors']} errors" if r.get("errors") else "")
+            for r in _rows(f)
+        ]
+        return "; ".join(parts)
+    if stage == "prepare":
+        left_out = {k: v for k, v in _map(f.get("outcomes")).items() if k != "kept"}
+        more = "".join(f", {v} {k}" for k, v in left_out.items())
+        return f"{f.get('rows')} rows, {number(f.get('response_tokens'), 0)} answer tokens{more}"
+    if stage == "extract":
+        proof = str(_map(_map(f.get("proofs")).get("head")).get("verdict") or "")
+        return (
+            f"{f.get('samples')} samples, {number(f.get('tokens'), 0)} tokens, {number(f.get('tokens_s'), 0)} tok/s"
+            + (f"; {proof}" if proof else "")
+        )
+    if stage == "train":
+        return (
+            f"{f.get('step')} steps in {number(f.get('seconds'), 0)} s; expected accept length {number(f.get('untrained_accept_length'), 3)} untrained, "
+            f"{number(f.get('expected_accept_length'), 3)} trained; chain drafting {number(f.get('untrained_chain_accept_length'), 3)} and {number(f.get('chain_accept_length'), 3)}"
+        )
+    if "losses" in f:
+        accuracy = cast("list[float]", f.get("accuracy") or [])
+        more = (
+            f"; first guess right {100 * accuracy[0]:.0f} % at first, {100 * accuracy[-1]:.0f} % at last"
+            if accuracy
+            else ""
+        )
+        return f"loss {number(f.get('first'), 3)} at first, {number(f.get('last'), 3)} at last{more}"
+    parts = [
+        f"{k} {v}" for k, v in f.items() if k != "schema" and isinstance(v, int | float | str) and str(v)
+    ]
+    return ", ".join(parts[:6])
+
+
+def loads_table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Header and rows of the comparison: with and without the draft at each load."""
+    rows: list[tuple[str, ...]] = [
+        (
+            "load",
+            "tok/s a user, target",
+            "with the draft",
+            "ratio",
+            "in all, target",
+            "with the draft",
+            "accept length",
+            "untrained",
+        )
+    ]
+    for load in cast("list[Mapping[str, Any]]", _map(report.get("outcome")).get("loads") or []):
+        name = f"C={load['concurrency']}" if load.get("concurrency") else f"{load.get('request_rate')} req/s"
+        rows.append(
+            (
+                name, number(load.get("baseline_tok_s_user")), number(load.get("draft_tok_s_user")), number(load.get("speedup"), 2),
+                number(load.get("baseline_output_throughput")), number(load.get("draft_output_throughput")),
+                number(load.get("accept_length"), 2), number(load.get("untrained_accept_length"), 2),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def curve_table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Header and rows of the evaluations during the training."""
+    rows: list[tuple[str, ...]] = [("step", "expected accept length", "all right up to step 1, 2, 3, ...")]
+    for step in cast("list[Mapping[str, Any]]", report.get("steps") or []):
+        for e in cast("list[Mapping[str, Any]]", _map(step.get("figures")).get("evals") or []):
+            full = " ".join(f"{a:.3f}" for a in cast("list[float]", e.get("full_acc") or []))
+            rows.append((str(e.get("step")), number(e.get("accept_length"), 3), full))
+    return rows
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    head, *body = ["| " + " | ".join(plain(c).replace("|", "\\|") for c in row) + " |" for row in rows]
+    return [head, "|" + "---|" * len(rows[0]), *body]
+
+
+def markdown(report: Mapping[str, Any], made: str) -> str:
+    """The report for people. made: date and time in words."""
+    steps = cast("list[Mapping[str, Any]]", report.get("steps") or [])
+    lines = [f"# Pipeline {report.get('pipeline')}", "", verdict(report), ""]
+    words = (
+        "whole"
+        if report.get("complete")
+        else "not whole: some steps have not run, or ran with other settings"
+    )
+    lines += [f"Made {made}; {words}; the steps took {number(report.get('took_s'), 0)} s.", ""]
+    loads, curve = loads_table(report), curve_table(report)
+    if len(loads) > 1:
+        lines += ["## With and without the draft", "", *_table(loads), ""]
+        how = str(_map(report.get("outcome")).get("untrained_how"))
+        before = _map(report.get("outcome")).get("untrained_accept_length")
+        lines += [
+            f"Accept length counts the bonus token: 1.0 = nothing accepted. Untrained draft: {number(before, 2)} ({how}).",
+            "",
+        ]
+    lines += ["## Steps", ""]
+    lines += _table(
+        [
+            ("step", "took", "figures", "job"),
+            *(
+                (str(s["step"]), number(s.get("took_s"), 1, " s"), step_words(s), str(s.get("job_id", "")))
+                for s in steps
+            ),
+        ]
+    )
+    if len(curve) > 1:
+        lines += ["", "## Evaluations on held-out samples", "", *_table(curve)]
+    return "\n".join(lines) + "\n"
