@@ -19,6 +19,7 @@ from k2tui import benchdb, paths, stages
 from k2tui.config import Config
 from k2tui.core.bench import BenchRow
 from k2tui.core.board import Board
+from k2tui.core.chain_view import ChainView
 from k2tui.core.gpu import GpuView, JobProcess, with_jobs
 from k2tui.core.gpu_series import GpuCurves
 from k2tui.core.job import Job
@@ -27,6 +28,7 @@ from k2tui.core.load import LoadView, State
 from k2tui.core.ports import LogPort
 from k2tui.core.server_jobs import is_live, shown_servers
 from k2tui.core.snapshot import Notice, ServerView, Snapshot, StageInfo
+from k2tui.core.training import TrainView
 from k2tui.core.tuning import TuneView
 from k2tui.errors import K2Error, NotReadyError
 from k2tui.jobs import folder
@@ -34,6 +36,7 @@ from k2tui.lifecycle import Ending
 from k2tui.notify import Notifier
 from k2tui.orders import open_plan, preview_stage, submit_stage
 from k2tui.servers import Follower, Target, target_of
+from k2tui.sources.chain import ChainReader
 from k2tui.sources.gpuhistory import GpuHistory, read_curves
 from k2tui.sources.host import HostSampler
 from k2tui.sources.http import HttpPoller
@@ -41,6 +44,7 @@ from k2tui.sources.logindex import LogFile
 from k2tui.sources.nvml import NvmlSampler
 from k2tui.sources.procs import describe_process, end_processes
 from k2tui.sources.replay import Replay
+from k2tui.sources.training import TrainingReader
 from k2tui.tune.folder import TuneFolder
 
 _STEP_S = 0.25  # logs
@@ -110,6 +114,11 @@ class Monitor:
         self._notifier = Notifier(config.notify, write=self._alert, on_error=lambda text: self._note("warning", text, key="notify"))
         self._errors: dict[str, str] = {}
         self._stages: tuple[StageInfo, ...] = ()
+        self._chain_file = "asset:demo" if is_demo else ""
+        self._chain_reader: ChainReader | None = None
+        self._chain: ChainView | None = None
+        self._train_reader = TrainingReader()
+        self._training: TrainView | None = None
         self._lock = threading.Lock()
         self._halt = threading.Event()
         self._wake = threading.Event()
@@ -159,6 +168,8 @@ class Monitor:
             board=self._board,
             bench=self._bench,
             tune=self._tune,
+            chain=self._chain,
+            training=self._training,
             stages=self._stages,
             notices=tuple(self._notices),
             is_demo=self._is_demo,
@@ -244,6 +255,7 @@ class Monitor:
         self._board = self._plan.linked(self._jobs, self._ready)
         self._read_bench()
         self._read_tune()
+        self._read_chain()
 
     def _step(self, now: float) -> bool:
         changed = False
@@ -320,6 +332,21 @@ class Monitor:
         except K2Error as err:
             self._note("error", err.message, key="bench")
 
+    def _read_chain(self) -> None:
+        """The pipeline of this folder (a run that goes on names its own), and the newest training."""
+        from k2tui.jobs.chain import load_chain  # only after the first paint
+
+        run = next((j for j in self._jobs if j.spec.stage == "pipeline" and not j.state.is_final), None)
+        file = str(run.spec.params.get("file") or "") if run is not None else self._chain_file
+        try:
+            if self._chain_reader is None or file != self._chain_file:
+                self._chain_reader, self._chain_file = ChainReader(load_chain(file or None)), file
+            self._chain = self._chain_reader.look(self._jobs)
+            self._errors.pop("chain", None)
+        except K2Error as err:
+            self._note("warning", err.message, key="chain")
+        self._training = self._train_reader.look(self._jobs)
+
     def _read_tune(self) -> None:
         """The newest tuning run; what it does now counts only while its job lives."""
         run = TuneFolder.newest()
@@ -346,6 +373,8 @@ class Monitor:
         out = dict(params)
         if stage == "serve":
             out.setdefault("profile", self._profile)
+        elif stage == "pipeline" and not out.get("file"):
+            out["file"] = self._chain_file
         elif stage in ("bench", "prepare", "extract", "evaluate") and not out.get("url"):
             for server in self._servers:
                 if server.http is not None and server.http.model_path and server.load.state in (State.READY, State.DEGRADED):

@@ -80,6 +80,26 @@ class Record:
     took_s: float | None = None
 
 
+def record_of(value: Any) -> Record | None:
+    """A record as it stands on disk; None for anything else."""
+    if not isinstance(value, Mapping):
+        return None
+    raw = cast("Mapping[str, Any]", value)
+    if not isinstance(raw.get("fingerprint"), str):
+        return None
+    result, outputs, ended, took = (raw.get(k) for k in ("result", "outputs", "ended_s", "took_s"))
+    return Record(
+        fingerprint=raw["fingerprint"],
+        job_id=str(raw.get("job_id", "")),
+        result=cast("Mapping[str, Any]", result) if isinstance(result, Mapping) else {},
+        outputs={str(k): str(v) for k, v in cast("Mapping[Any, Any]", outputs).items()}
+        if isinstance(outputs, Mapping)
+        else {},
+        ended_s=float(ended) if isinstance(ended, int | float) else 0.0,
+        took_s=float(took) if isinstance(took, int | float) else None,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """action: run | skip | serve (a server, started because a step that runs needs it) | leave (a server that nobody needs)."""

@@ -1,7 +1,7 @@
 """The final report of a chain: every step's figures and what they come to, as one value and as Markdown. Pure; knows no file.
 
 Laws: a figure stands here only when a step of this chain, with this chain's settings, reported it; what was not measured is None
-and shown as a dash. Accept length counts the bonus token: 1.0 means that nothing was accepted.
+and shown as n/a. Accept length counts the bonus token: 1.0 means that nothing was accepted.
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ def _same_load(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Map
 
 
 def number(value: Any, digits: int = 1, unit: str = "") -> str:
-    """A figure for people; a dash for what was not measured."""
+    """A figure for people; "n/a" for what was not measured."""
     found = _num(value)
-    return "–" if found is None else f"{found:,.{digits}f}{unit}"
+    return "n/a" if found is None else f"{found:,.{digits}f}{unit}"
 
 
 def verdict(report: Mapping[str, Any]) -> str:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 
 from k2tui.core.bench import BenchRow
 from k2tui.core.board import Board
+from k2tui.core.chain_view import ChainView
 from k2tui.core.gpu import GpuView
 from k2tui.core.host import HostSample
 from k2tui.core.job import Job
 from k2tui.core.load import LoadView
 from k2tui.core.server import HttpStatus
+from k2tui.core.training import TrainView
 from k2tui.core.tuning import TuneView
 
 
@@ -55,6 +57,8 @@ class Snapshot:
     board: Board = field(default_factory=Board)
     bench: tuple[BenchRow, ...] = ()  # newest first
     tune: TuneView | None = None  # the newest tuning run
+    chain: ChainView | None = None  # the pipeline and how far it is
+    training: TrainView | None = None  # the newest training
     stages: tuple[StageInfo, ...] = ()
     notices: tuple[Notice, ...] = ()
     is_demo: bool = False

@@ -32,6 +32,7 @@ from k2tui.core.chain import (
     gate_unmet,
     holes_of,
     parse_chain,
+    record_of,
     server_users,
     without,
 )
@@ -221,17 +222,7 @@ class ChainRun:
     # ---- records
 
     def _read_record(self, name: str) -> Record | None:
-        raw = as_object(read_json(self.root / f"{name}.json"))
-        if not isinstance(raw.get("fingerprint"), str):
-            return None
-        return Record(
-            fingerprint=raw["fingerprint"],
-            job_id=str(raw.get("job_id", "")),
-            result=as_object(raw.get("result")),
-            outputs={str(k): str(v) for k, v in as_object(raw.get("outputs")).items()},
-            ended_s=float(raw["ended_s"]) if isinstance(raw.get("ended_s"), int | float) else 0.0,
-            took_s=float(raw["took_s"]) if isinstance(raw.get("took_s"), int | float) else None,
-        )
+        return record_of(read_json(self.root / f"{name}.json"))
 
     def _outputs_changed(self, step: Step, record: Record) -> str:
         for path, was in record.outputs.items():

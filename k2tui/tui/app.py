@@ -50,7 +50,7 @@ DEFAULT_STAGES = (
     StageInfo("train", "Train", "t", unavailable="this build has no training stage yet"),
 )
 ALWAYS_SHOWN = ("serve", "bench", "extract", "train")  # as buttons, even on 80 columns
-SHORT_TITLES = {"serve": "Start", "bench": "Bench", "prepare": "Prep", "extract": "Extract", "train": "Train", "evaluate": "Eval"}
+SHORT_TITLES = {"serve": "Start", "bench": "Bench", "prepare": "Prep", "extract": "Extract", "train": "Train", "evaluate": "Eval", "pipeline": "Pipeline"}
 
 
 def _screen(name: str) -> Callable[[], Screen[Any]]:
@@ -336,6 +336,8 @@ class Dashboard(QuietApp):
             "end_process": self.end_process,
             "open_process": self.open_process,
             "open_trial": self.open_trial,
+            "run_to_step": self.run_to_step,
+            "open_step_log": self.open_step_log,
         }
         if event.action in known:
             if event.key:
@@ -387,6 +389,20 @@ class Dashboard(QuietApp):
         else:
             form = Launch(info.title, preview, fields=[Field(n, n, first, hint) for n, first, hint in info.fields], run_label=info.title)
         self.push_screen(form, launch)
+
+    def run_to_step(self, step: str) -> None:
+        """The pipeline up to this step, as a job; what is valid is skipped."""
+        self._order(
+            self.backend.submit, "pipeline", {"to": step}, then=lambda job_id: self.say(f"Pipeline up to {step}: job {job_id}")
+        )
+
+    def open_step_log(self, step: str) -> None:
+        chain = self.snap.chain
+        found = next((s.job_id for s in chain.steps if s.name == step and s.job_id), "") if chain is not None else ""
+        if found:
+            self.open_log(found)
+        else:
+            self.say(f"{step} has not run yet", "warning")
 
     def action_stop_server(self) -> None:
         server = self._living_server()

@@ -25,6 +25,7 @@ KEYS = (
     Key("5", "5", "show('bench')", "Benchmarks", "Screens"),
     Key("6", "6", "show('server')", "Server: phases, charts, diagnosis", "Screens"),
     Key("7", "7", "show('tune')", "Tuning: trials, chart, the best settings so far", "Screens"),
+    Key("8", "8", "show('pipeline')", "Pipeline: steps, training, report", "Screens"),
     Key("s", "s", "stage('serve')", "Start a server (choose a profile, see the command)", "Orders"),
     Key("S", "S", "stop_server", "Stop the server (asks first)", "Orders"),
     Key("b", "b", "stage('bench')", "Benchmark the server", "Orders"),
@@ -33,6 +34,7 @@ KEYS = (
     Key("t", "t", "stage('train')", "Train the draft model", "Orders"),
     Key("V", "V", "stage('evaluate')", "Evaluate the draft model", "Orders"),
     Key("U", "U", "stage('tune')", "Tune: find the fastest settings (docs/tune.md)", "Orders"),
+    Key("A", "A", "stage('pipeline')", "Run the whole pipeline, or up to a step", "Orders"),
     Key("r", "r", "retry", "Retry the selected job", "Orders"),
     Key("d", "d", "stop_job", "Stop the selected job (asks first)", "Orders"),
     Key("enter", "Enter", "", "Open the selected row (a job's log)", "Look"),
@@ -86,7 +88,8 @@ TABS = (
     ("5", "Bench", "bench"),
     ("6", "Server", "server"),
     ("7", "Tune", "tune"),
+    ("8", "Pipeline", "pipeline"),
 )
 
 # Keys that the buttons' stages have by default; a stage's own key is used when it is free.
-STAGE_KEYS = {"serve": "s", "bench": "b", "prepare": "P", "extract": "x", "train": "t", "evaluate": "V", "tune": "U"}
+STAGE_KEYS = {"serve": "s", "bench": "b", "prepare": "P", "extract": "x", "train": "t", "evaluate": "V", "tune": "U", "pipeline": "A"}

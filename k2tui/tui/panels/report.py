@@ -1,0 +1,69 @@
+"""The pipeline's final report: what it comes to, and the figures with and without the draft."""
+
+from __future__ import annotations
+
+from k2tui.core.chain_report import loads_table, step_words, verdict
+from k2tui.tui.lines import Column, Line, Picture, Row, Seg, fit_line, table, text_line, wrap
+from k2tui.tui.panels import Panel
+from k2tui.tui.view import View
+
+COLUMNS = (
+    Column("load", 6, keep=9),
+    Column("target", 7, keep=8, align=">"),
+    Column("draft", 7, keep=8, align=">"),
+    Column("ratio", 5, keep=7, align=">"),
+    Column("all", 7, keep=4, align=">"),
+    Column("draft", 7, keep=4, align=">"),
+    Column("accept length", 13, keep=9, align=">"),
+    Column("untrained", 9, keep=6, align=">"),
+)
+
+
+def draw(view: View, width: int, height: int) -> Picture:
+    chain = view.snap.chain
+    report = chain.report if chain is not None else None
+    if chain is None or report is None:
+        return Picture(
+            (
+                Row(
+                    "",
+                    text_line(
+                        "The report of all figures is written when a run ends.",
+                        "dim",
+                    ),
+                ),
+            )
+        )
+    lines: list[Line] = [text_line(t, "bold") for t in wrap(verdict(report), width, 3, view.glyphs.ellipsis)]
+    loads = loads_table(report)[1:]
+    if loads:
+        lines.append(text_line("tok/s a user, then in all:", "dim"))
+        header, rows = table(COLUMNS, [("", [Seg(c) for c in row]) for row in loads], width, view.glyphs)
+        lines += [header, *(r.line for r in rows)]
+    for step in report.get("steps") or ():
+        done = step.get("state") == "done"
+        lines.append(
+            fit_line(
+                [
+                    Seg(f"{step.get('step', ''):<16}", "" if done else "dim"),
+                    Seg(step_words(step), "" if done else "dim"),
+                ],
+                width,
+            )
+        )
+    words = "whole" if report.get("complete") else "not whole"
+    note = (
+        Seg(words, "ok" if report.get("complete") else "warn"),
+        Seg(f"  {chain.report_path}", "faint") if width > 100 else Seg(""),
+    )
+    return Picture(tuple(Row("", x) for x in lines[:height]), None, note)
+
+
+PANEL = Panel(
+    "report",
+    "Report",
+    draw,
+    needs=("chain",),
+    order=47,
+    help="What the pipeline's newest run came to; k2tui pipeline report prints it in full.",
+)
