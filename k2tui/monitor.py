@@ -98,7 +98,7 @@ class Monitor:
         self._nvml = NvmlSampler()
         self._gpu_history = GpuHistory()
         self._host = HostSampler()
-        self._plan = open_plan(config)
+        self._plan = open_plan(config, is_demo=is_demo)
         self._followed: dict[str, _Followed] = {}
         self._jobs: tuple[Job, ...] = ()
         self._board = Board()

@@ -17,12 +17,19 @@ from k2tui.stages import StagePlan
 from k2tui.stages.serve import node_plans, resolve_profile
 
 
-def open_plan(config: Config) -> PlanFile:
-    """The plan that the board mirrors: the configured file, else one in the state folder, made from the pipeline's stages."""
+def open_plan(config: Config, *, is_demo: bool = False) -> PlanFile:
+    """The plan that the board mirrors: the configured file, else one in the state folder, made from the pipeline's stages (in the
+    demo: from the steps of the demo's pipeline)."""
     if config.plan:
         return PlanFile(Path(config.plan).expanduser())
     from k2tui.core.board_plan import default_plan
 
+    if is_demo:
+        from k2tui.jobs.chain import load_chain
+
+        steps = load_chain("asset:demo").steps
+        made = default_plan([(s.name, s.title or s.name) for s in steps], {s.name: s.needs for s in steps})
+        return PlanFile(paths.state_dir() / "plan.json", default_text=made)
     stage_list = [stages.get(name) for name in stages.names()]
     return PlanFile(paths.state_dir() / "plan.json", default_text=default_plan([(s.name, s.title) for s in stage_list if s.name != "pipeline"]))
 

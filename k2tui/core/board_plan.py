@@ -627,8 +627,12 @@ _NEEDS = {
 }
 
 
-def default_plan(stages: Sequence[tuple[str, str]]) -> str:
-    """A JSON todo list made of the pipeline's (name, title) pairs; each item carries its `stage` and what it depends on."""
+def default_plan(stages: Sequence[tuple[str, str]], depends: Mapping[str, Sequence[str]] | None = None) -> str:
+    """A JSON todo list made of the pipeline's (name, title) pairs; each item carries its `stage` and what it depends on.
+
+    depends: names that a name comes after (default: what the stages of k2tui need).
+    """
+    after = _NEEDS if depends is None else depends
     names = {name for name, _ in stages}
     items: list[dict[str, Any]] = []
     for name, title in stages:
@@ -639,7 +643,7 @@ def default_plan(stages: Sequence[tuple[str, str]]) -> str:
             "priority": "medium",
             "stage": name,
         }
-        needs = [n for n in _NEEDS.get(name, ()) if n in names]
+        needs = [n for n in after.get(name, ()) if n in names]
         if needs:
             item["depends"] = needs
         items.append(item)

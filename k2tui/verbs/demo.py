@@ -11,17 +11,19 @@ from typing import Any
 
 HELP = "try k2tui here and now: a real tiny server on this machine's CPU"
 DESCRIPTION = (
-    "Starts the embedded engine on the small trained model that k2tui ships, as a job, and opens the dashboard on it. "
+    "Starts the embedded engine on the small trained model that k2tui ships, as a job, and opens the dashboard on it. There 8 shows "
+    "the pipeline: Enter runs it up to a step, A runs all of it, to the draft's figures. "
     "--headless does the same without a terminal: waits until the server is ready, benchmarks it, prints what happened, "
-    "stops what it started, and exits 0."
+    "stops what it started, and exits 0. --pipeline runs every step to the final report (some minutes)."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--headless", action="store_true", help="no dashboard: start, benchmark, print, stop")
+    parser.add_argument("--pipeline", action="store_true", help="run the whole pipeline to the final report; with --headless print it")
     parser.add_argument("--port", type=int, help="port of the tiny server (default: the profile's, or the next free one)")
     parser.add_argument("--keep", action="store_true", help="with --headless: leave the server running")
-    parser.add_argument("--timeout", type=float, default=180.0, metavar="S", help="with --headless: give up after S seconds")
+    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="with --headless: give up after S seconds (default 180; 1800 with --pipeline)")
     parser.add_argument("--config", help="config file to read last")
     parser.add_argument("--json", action="store_true", help="with --headless: the figures as JSON")
 
@@ -66,12 +68,13 @@ def headless(args: argparse.Namespace) -> int:
 
     check_port(args.port)
     loaded = config.load(args.config)
+    timeout_s = args.timeout or 180.0
     began = time.monotonic()
     job_id, started = start_server(loaded, args.port)
     try:
         if not args.json:
             print("k2tui demo: the embedded engine on the tiny shipped model (for trying the pipeline; SGLang is what you outgrow it to)")
-        view = wait_ready(job_id, timeout_s=args.timeout, quiet=args.json)
+        view = wait_ready(job_id, timeout_s=timeout_s, quiet=args.json)
         load = view.load
         if load.state is not State.READY:
             print(f"k2tui: the server is not ready: {load.verdict}", file=sys.stderr)
@@ -83,7 +86,7 @@ def headless(args: argparse.Namespace) -> int:
             print(f"server ready after {ready_s:.1f} s, {shards} shards, {view.http.url if view.http else load.url} (job {job_id})")
         url = view.http.url if view.http else load.url
         bench_id = submit_stage(loaded, "bench", {"url": url, "concurrency": [1, 4], "num_prompts": 8, "random_input_len": 32, "random_output_len": 32, "label": "demo"})
-        bench = folder.wait(bench_id, timeout_s=args.timeout)
+        bench = folder.wait(bench_id, timeout_s=timeout_s)
         if bench.state is not JobState.SUCCEEDED:
             print(f"k2tui: the benchmark did not succeed: {bench.reason or bench.state}", file=sys.stderr)
             print(f"  whole log: k2tui jobs logs {bench_id}", file=sys.stderr)
@@ -112,9 +115,58 @@ def headless(args: argparse.Namespace) -> int:
                 print(f"server stopped: {last.reason or last.state}")
 
 
+def whole(args: argparse.Namespace) -> int:
+    """The demo's pipeline as a job, followed to its end; prints the final report."""
+    from k2tui import config
+    from k2tui.core.job import JobState
+    from k2tui.core.job_text import plain
+    from k2tui.jobs import folder
+    from k2tui.orders import submit_stage
+    from k2tui.verbs.up import check_port
+
+    check_port(args.port)
+    loaded = config.load(args.config)
+    settings = [f"serve.port={args.port}"] if args.port else []
+    job_id = submit_stage(loaded, "pipeline", {"file": "asset:demo", "name": "demo", "set": settings})
+    if not args.json:
+        print(f"k2tui demo: the whole pipeline on the embedded engine (job {job_id}; k2tui pipeline report --file asset:demo shows how far it is)")
+    end = time.monotonic() + (args.timeout or 1800.0)
+    shown = 0
+    while True:
+        job = folder.wait(job_id, timeout_s=1.0)
+        if not args.json:
+            text = _read(folder.log_path(job_id))
+            for line in text[shown:].splitlines(keepends=True):
+                if line.endswith("\n"):
+                    print(plain(line.rstrip("\n")), flush=True)
+                    shown += len(line)
+        if job.state.is_final:
+            break
+        if time.monotonic() > end:
+            folder.stop(job_id, wait_s=90)
+            print(f"k2tui: the pipeline did not end in time; its log: k2tui jobs logs {job_id}", file=sys.stderr)
+            return 1
+    if job.state is not JobState.SUCCEEDED:
+        print(f"k2tui: the pipeline did not succeed: {job.reason or job.state}", file=sys.stderr)
+        print(f"  whole log: k2tui jobs logs {job_id}", file=sys.stderr)
+        return 1
+    if args.json:
+        from k2tui.jobs.chain import load_chain, open_run, parse_settings
+
+        print(json.dumps(open_run(loaded, load_chain("asset:demo"), settings=parse_settings(settings)).report(), ensure_ascii=False))
+    return 0
+
+
+def _read(path: Any) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def run(args: argparse.Namespace) -> int:
     if args.headless:
-        return headless(args)
+        return whole(args) if args.pipeline else headless(args)
     import os
     from dataclasses import replace
 
@@ -127,6 +179,10 @@ def run(args: argparse.Namespace) -> int:
     loaded = replace(config.load(args.config), default_profile="tiny")
     # a slow disk is played (0.06 s a shard), so that there is a load to watch
     job_id, _ = start_server(loaded, args.port, ["--load-delay-s", "0.06"])
+    if args.pipeline:
+        from k2tui.orders import submit_stage
+
+        submit_stage(loaded, "pipeline", {"file": "asset:demo", "name": "demo"})
     code = show(loaded, is_demo=True)
     import shutil
 
