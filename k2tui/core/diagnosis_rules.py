@@ -412,7 +412,7 @@ _NUMBERS: tuple[tuple[str, Pattern], ...] = tuple(
         ("accept_length", r"^\s*(?:Average |Mean )?[Aa]ccept length:\s+([\d.]+)|['\"]accept_length['\"]:\s*([\d.]+)"),
     )
 )  # fmt: skip
-_NUMBER_HINT = Pattern(r"requests|prompts|tokens|ccept|completed|throughput|total_output", re.I)
+_NUMBER_HINTS = ("requests", "prompts", "tokens", "ccept", "completed", "throughput", "total_output")
 _SERVER_ERROR = Pattern(
     r"HTTP/[\d.]+ 5\d\d|\b50[0234] (?:Service|Internal|Bad|Gateway)|\bstatus(?:_code)?[ =:]+5\d\d", re.I
 )
@@ -549,7 +549,8 @@ class Collector:
             self.avail_gb = float(match[1]) if match else None
         elif "- ImportError" in text:
             self.lines["native import"] = line  # the last one names the cause
-        if _NUMBER_HINT.search(text) and "#running-req" not in text:
+        low = text.lower()
+        if "#running-req" not in low and any(hint in low for hint in _NUMBER_HINTS):
             for name, pattern in _NUMBERS:
                 match = pattern.search(text)
                 if match:
@@ -561,13 +562,13 @@ class Collector:
                             continue
                         self.lines[name] = line
         if phase in (Phase.BENCH, Phase.BOOT, Phase.EXTRACT, Phase.TRAIN):
-            if _SERVER_ERROR.search(text):
+            if ("50" in low or "http/" in low or "status" in low) and _SERVER_ERROR.search(text):
                 self.server_errors += 1
                 self.lines.setdefault("server error", line)
-            elif _CLIENT_ERROR.search(text):
+            elif ("connect" in low or "timeout" in low or "clientos" in low) and _CLIENT_ERROR.search(text):
                 self.client_errors += 1
                 self.lines.setdefault("client error", line)
-        if "loss" in text or "Loss" in text:
+        if "loss" in low:
             self._note_loss(text, line)
 
     def _note_loss(self, text: str, line: Line) -> None:

@@ -356,6 +356,11 @@ class LineCutter:
                 self._dropped += len(self._tail) - TAIL_B
                 del self._tail[:-TAIL_B]
 
+    @property
+    def is_open(self) -> bool:
+        """Is a piece unfinished?"""
+        return bool(self._head)
+
     def pending(self) -> bytes:
         """The unfinished piece as it stands."""
         if not self._tail:
@@ -392,6 +397,11 @@ class LineReader:
         self._parts: list[str] = []
         self._part_no = 0
         self._part_chars = 0
+
+    @property
+    def is_joining(self) -> bool:
+        """Does it wait for the rest of a split line?"""
+        return bool(self._parts)
 
     def read(self, no: int, piece: bytes) -> list[Line]:
         text = piece.decode("utf-8", "replace")

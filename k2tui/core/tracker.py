@@ -34,6 +34,7 @@ from k2tui.core.events import (
 from k2tui.core.load import DecodeBatch, LoadView, Phase, PhaseSpan, ShardCount, State
 from k2tui.core.loadlines import Line, LineCutter, LineReader, clean, parse
 from k2tui.core.patterns import Pattern
+from k2tui.core.plainlines import PlainLines
 
 Parser = Callable[[str], Event | None]
 
@@ -52,6 +53,7 @@ _ORDER = {
 }
 _CLIENT_PHASES = frozenset({Phase.TRAIN, Phase.EXTRACT, Phase.BENCH, Phase.MONITOR})
 _KEEP_STARTS = 50
+_STEP_B = 32 << 10  # read line by line; then: does it serve by now?
 _PARSED_CHARS = 8192  # of a longer line, both ends are looked at (the line with the arguments is read whole)
 
 
@@ -960,9 +962,7 @@ class LoadTracker:
         self._lane = self._open_lane("")
         self._evidence = Evidence()
         self._words: dict[str, int] = {}
-        self._batches: deque[tuple[int, bytes]] = deque(maxlen=16)
-        self._health: list[tuple[int, bytes]] = []
-        self._prefix = self._prefix_shape = b"\x00"
+        self._plain = PlainLines()
         self.bytes_fed = 0
 
     # --- input -----------------------------------------------------------------------------------------------------
@@ -975,59 +975,62 @@ class LoadTracker:
         self._reader.year = _year_of(now_s)
         for lane in self._lanes.values():
             lane.arrived(now_s)
-        serving = len(self._lanes) == 1 and self._lane.is_serving
-        passed: tuple[int, bytes] | None = None
-        for no, piece in self._cutter.feed(data):
-            # a serving log is nearly all batch lines, access lines and chatter: the newest few say everything
-            at = piece.find(b"[") if serving else -1
-            if at >= 0 and piece.find(b"[", at + 1) < 0 and (at == 0 or self._is_usual(piece[:at])):
-                if b" batch, #" in piece or b" batch. #" in piece:
-                    self._batches.append((no, piece))
-                    passed = (no, piece)
-                    continue
-                if b'HTTP/1.1" ' in piece:
-                    if b'HTTP/1.1" 5' not in piece:
-                        if b"GET /health" in piece:
-                            self._health = [(no, piece)]
-                        passed = (no, piece)
-                        continue
-                else:
-                    for word in _WORTH_READING:
-                        if word in piece:
-                            break
-                    else:
-                        passed = (no, piece)
-                        continue
-            elif not piece:
-                continue
-            if passed is not None:
-                self._lane.skipped(*passed)
-                passed = None
-            if at > 0 and at < 80:
-                self._prefix = piece[:at]
-                self._prefix_shape = self._prefix.translate(None, b"0123456789")
-            for line in self._reader.read(no, piece):
-                self._take(line, now_s)
-            serving = len(self._lanes) == 1 and self._lane.is_serving
-        if passed is not None:
-            self._lane.skipped(*passed)
+        at, size, bars = 0, len(data), (-1, 0)
+        if b"\r" in data and data.count(b"\r") != data.count(b"\r\n"):
+            bars = data.find(b"\r"), data.rfind(b"\r") + 1  # between them a line's end is not the only cut
+        while at < size:
+            if self._can_skip():
+                if at >= bars[1]:
+                    at = self._feed_runs(data, at, data.rfind(b"\n") + 1, now_s)
+                elif at < bars[0]:
+                    at = self._feed_runs(data, at, data.rfind(b"\n", 0, bars[0]) + 1, now_s)
+            stop = data.find(b"\n", at + _STEP_B) + 1 or size
+            self._feed_pieces(data[at:stop] if stop - at < size else data, now_s)
+            at = stop
 
-    def _is_usual(self, prefix: bytes) -> bool:
-        """The same wrapper as on the line before, apart from its clock? Names and split lines must be looked at."""
-        if prefix == self._prefix:
-            return True
-        if b"|" in prefix or b" P " in prefix or prefix[:1] == b"{":
-            return False
-        return prefix.translate(None, b"0123456789") == self._prefix_shape
+    def _feed_pieces(self, data: bytes, now_s: float) -> None:
+        for no, piece in self._cutter.feed(data):
+            self._piece(no, piece, now_s)
+
+    def _can_skip(self) -> bool:
+        """A serving log of one engine is nearly all batch lines, access lines and chatter: the newest say everything."""
+        return self._lane.is_serving and len(self._lanes) == 1 and not self._reader.is_joining
+
+    def _feed_runs(self, data: bytes, at: int, end: int, now_s: float) -> int:
+        """Lines of a serving log from `at` to at most `end` (the end of a line), runs of plain ones at once. How far it went:
+        to a line's beginning."""
+        cutter = self._cutter
+        if at < end and cutter.is_open:
+            stop = data.find(b"\n", at) + 1
+            self._feed_pieces(data[at:stop], now_s)
+            at = stop
+        while at < end and self._can_skip():
+            at, lines = self._plain.skim(cutter.line_no, data, at, end)
+            if lines:
+                cutter.line_no += lines
+                self._lane.skipped(cutter.line_no - 1, data[data.rfind(b"\n", 0, at - 1) + 1 : at - 1])
+            if at < end:
+                stop = data.find(b"\n", at) + 1
+                self._feed_pieces(data[at:stop], now_s)
+                at = stop
+        return at
+
+    def _piece(self, no: int, piece: bytes, now_s: float) -> None:
+        if not piece:
+            return
+        if self._can_skip() and self._plain.skim(no, piece + b"\n", 0, len(piece) + 1)[1]:
+            self._lane.skipped(no, piece)
+            return
+        lines = self._reader.read(no, piece)
+        if lines:
+            text = lines[-1].text.encode()
+            self._plain.usual(piece[: -len(text)] if piece.endswith(text) else b"\x00")
+        for line in lines:
+            self._take(line, now_s)
 
     def _flush(self) -> None:
         """The plain lines that were kept, in order, before anything else changes the state or is asked for it."""
-        if not self._batches and not self._health:
-            return
-        kept = sorted((*self._batches, *self._health))
-        self._batches.clear()
-        self._health.clear()
-        for no, piece in kept:
+        for no, piece in self._plain.newest():
             for line in self._reader.read(no, piece):
                 self._lane.take(line, is_plain=True)
 
@@ -1183,13 +1186,6 @@ _REQUEST_PATHS = frozenset(
         "/v1/messages",
     }
 )
-# a line of a serving log that holds none of these says nothing about the state
-_WORTH_READING = (
-    b"rror", b"xception", b"ailed", b"ailure", b"atal", b"raceback", b"File ", b"killed", b"Kill", b"kill_", b"llegal", b"xit", b"SIG", b"ignal", b"out of", b"emory",
-    b"timeout", b"imed out", b"raph", b"server_args", b"fired up", b"Load", b"Init", b"shard", b"%", b"hutting", b"hutdown", b"ccept len",
-    b"tarted server", b"Uvicorn", b"NCCL", b"Xid", b"lost", b"refused", b"closed", b"abort", b"Abort", b"enied", b"vLLM", b"k2tui", b"KV ",
-    b"used by", b"drain", b"exiting", b"watchdog", b"Watchdog", b"JIT", b"ompil", b"orrupt", b"issing", b"nan", b"NaN", b"invalid", b"nsupported",
-)  # fmt: skip
 
 
 def _year_of(now_s: float) -> int:

@@ -18,6 +18,11 @@ _METRICS = Pattern(r"\bstep[=: ]+\d+\b.*\b(?:train_)?loss[=: ]+[\d.]+")
 _EXTRACT = Pattern(
     r"\b(?:dataset cache|Extracting|extract(?:ing)? hidden|hidden states? (?:generation|extraction)|prepare_hidden_states|prepare_data)\b"
 )
+_LINES = (
+    (("bench", "namespace(", "#input tokens:", "starting ", "warming up", "requests", "http request", "total gen"), _BENCH, Phase.BENCH),
+    (("cache", "extract", "hidden", "prepare"), _EXTRACT, Phase.EXTRACT),
+    (("step", "epoch", "train", "torch", "loss"), _TRAIN, Phase.TRAIN),
+)  # fmt: skip
 
 
 def parse_line(line: str) -> Event | None:
@@ -28,10 +33,11 @@ def parse_line(line: str) -> Event | None:
         bar = parse_bar(line)
         if bar is not None:
             return bar
-    if _BENCH.search(line):
-        return PhaseEdge(Phase.BENCH, "in")
-    if _EXTRACT.search(line):
-        return PhaseEdge(Phase.EXTRACT, "in")
-    if _TRAIN.search(line):
-        return PhaseEdge(Phase.TRAIN, "in")
+    low = line.lower()
+    for words, pattern, phase in _LINES:  # the words are a cheap gate: every match of the pattern holds one of them
+        for word in words:
+            if word in low:
+                if pattern.search(line):
+                    return PhaseEdge(phase, "in")
+                break
     return None

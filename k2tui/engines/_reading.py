@@ -16,11 +16,18 @@ from k2tui.core.patterns import Pattern
 from k2tui.core.tracker import Evidence, LoadTracker
 from k2tui.engines import _clients, sglang, vllm
 
-_VLLM = Pattern(
-    r"^\s*(?:\((?:APIServer|EngineCore|Worker|VllmWorker|StageEngine)\w*[ :-]?.{0,20}pid=\d+\)|(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d (?!__init__)\[?[\w/.]+:\d+\])|/vllm/|\bvllm\.|VLLM::|vLLM"
+_VLLM_HEAD = Pattern(
+    r"\s*(?:\((?:APIServer|EngineCore|Worker|VllmWorker|StageEngine)\w*[ :-]?.{0,20}pid=\d+\)|(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d (?!__init__)\[?[\w/.]+:\d+\])"
 )
-_SGLANG = Pattern(
-    r"/sglang/|\bsglang\b|sgl[-_]kernel|SGLang|server_args=|^\s*\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:\.\d+)?(?: (?:DP|PP|TP|EP)\d+)+\]|Load weight begin|#running-req|Init (?:torch distributed|parallel) begin"
+_VLLM_MODULE = Pattern(r"\bvllm\.")
+_SGLANG_HEAD = Pattern(r"\s*\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:\.\d+)?(?: (?:DP|PP|TP|EP)\d+)+\]")
+_SGLANG_WORD = Pattern(r"/sglang/|\bsglang\b|sgl[-_]kernel|SGLang")
+_SGLANG_SAYS = (
+    "server_args=",
+    "Load weight begin",
+    "#running-req",
+    "Init torch distributed begin",
+    "Init parallel begin",
 )
 
 
@@ -29,11 +36,16 @@ def detect(line: Line) -> str:
     text = line.text[:2000]
     if text.startswith(sglang.BANNER):
         return "local"
-    if _VLLM.search(text):
+    low = text.lower()
+    if _VLLM_HEAD.match(text):
         return "vllm"
-    if _SGLANG.search(text):
+    if "vllm" in low and (
+        "/vllm/" in text or "VLLM::" in text or "vLLM" in text or _VLLM_MODULE.search(text)
+    ):
+        return "vllm"
+    if _SGLANG_HEAD.match(text) or ("sgl" in low and _SGLANG_WORD.search(text)):
         return "sglang"
-    return ""
+    return "sglang" if any(words in text for words in _SGLANG_SAYS) else ""
 
 
 def load_tracker(*, eta: EtaModel | None = None, stall_s: float = 0.0) -> LoadTracker:
