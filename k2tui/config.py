@@ -25,8 +25,11 @@ class Profile:
     """How to start one server.
 
     engine: a file of k2tui/engines. model: path of the checkpoint ("asset:NAME" = one that k2tui ships). args: extra argv
-    of the engine, one string an item. env: extra environment. gpus: indices; () = whatever the engine takes. draft: path of
-    an EAGLE-3 draft ("" = none); num_steps, topk, num_draft_tokens go with it. stall_s: silence after which a start without
+    of the engine, one string an item. env: extra environment. gpus: indices; () = whatever the engine takes. auto_gpus: how many
+    free GPUs are chosen at the start (`gpus = "auto"`: -1, as many as it needs; `gpus = 4`: 4; 0 = none is chosen). draft: path of
+    an EAGLE-3 draft ("" = none); num_steps, topk, num_draft_tokens go with it. nodes: the other machines of a server on several,
+    as ssh names them; this one is node 0. dist_init_addr: HOST:PORT of node 0 as they reach it. node_rank: set by hand on a machine
+    that is not node 0 (then nothing is started over SSH). node_python: interpreter there that has k2tui. stall_s: silence after which a start without
     any other evidence counts as stalled (0 = learned).
     """
 
@@ -40,6 +43,7 @@ class Profile:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     gpus: tuple[int, ...] = ()
+    auto_gpus: int = 0
     draft: str = ""
     speculative_num_steps: int = 3
     speculative_eagle_topk: int = 1
@@ -47,8 +51,16 @@ class Profile:
     python: str = ""  # interpreter of the engine's environment; "" = this one
     stall_s: float = 0.0
     ready_timeout_s: float = 0.0  # 0 = wait as long as it loads
+    nodes: tuple[str, ...] = ()
+    dist_init_addr: str = ""
+    node_rank: int = 0
+    node_python: str = "python3"
     inherit: str = ""
     description: str = ""
+
+    @property
+    def nnodes(self) -> int:
+        return len(self.nodes) + 1
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ def _where(path: Path, text: str, key: str, section: str) -> str:
 
 def _check(cls: type, raw: Mapping[str, Any], path: Path, text: str, section: str) -> dict[str, Any]:
     """Keys and types of one table against a dataclass. Raises UsageError naming file, line, key and the nearest key."""
-    known = {f.name: f for f in fields(cls) if f.name not in ("name", "profiles", "sources")}
+    known = {f.name: f for f in fields(cls) if f.name not in ("name", "profiles", "sources", "auto_gpus")}
     out: dict[str, Any] = {}
     defaults = cls()
     for key, value in raw.items():
@@ -142,6 +154,9 @@ def _check(cls: type, raw: Mapping[str, Any], path: Path, text: str, section: st
             )
         want = getattr(defaults, key)
         where = f"{_where(path, text, key, section)}: key {label!r}"
+        if cls is Profile and key == "gpus":
+            out["gpus"], out["auto_gpus"] = parse_gpus(value, where)
+            continue
         if isinstance(want, bool):
             if not isinstance(value, bool):
                 raise UsageError(f"{where} must be true or false, not {value!r}")
@@ -158,7 +173,7 @@ def _check(cls: type, raw: Mapping[str, Any], path: Path, text: str, section: st
         elif isinstance(want, tuple):
             if not isinstance(value, list):
                 raise UsageError(f"{where} must be a list, not {value!r}")
-            number = key in ("gpus", "concurrency")
+            number = key == "concurrency"
             for item in cast("list[Any]", value):
                 if isinstance(item, bool) or not isinstance(item, int if number else str):
                     raise UsageError(f"{where} must hold {'whole numbers' if number else 'texts'}, not {item!r}")
@@ -176,10 +191,24 @@ def _check(cls: type, raw: Mapping[str, Any], path: Path, text: str, section: st
 
 
 _AT_LEAST = {
-    ("Profile", "tp_size"): 1, ("Profile", "stall_s"): 0, ("Profile", "ready_timeout_s"): 0, ("Profile", "speculative_num_steps"): 1,
+    ("Profile", "tp_size"): 1, ("Profile", "node_rank"): 0, ("Profile", "stall_s"): 0, ("Profile", "ready_timeout_s"): 0, ("Profile", "speculative_num_steps"): 1,
     ("Profile", "speculative_eagle_topk"): 1, ("Profile", "speculative_num_draft_tokens"): 1, ("BenchConfig", "num_prompts"): 1,
     ("BenchConfig", "random_input_len"): 1, ("BenchConfig", "random_output_len"): 1, ("BenchConfig", "seed"): 0, ("UiConfig", "refresh_s"): 0.1,
 }  # fmt: skip
+
+
+def parse_gpus(value: object, where: str) -> tuple[tuple[int, ...], int]:
+    """A profile's `gpus` -> (indices, how many to choose): "auto", a count, or a list of indices. Raises UsageError."""
+    if value == "auto":
+        return (), -1
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return (), value
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+        if all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in items):
+            return tuple(cast("list[int]", items)), 0
+        raise UsageError(f"{where} must hold whole numbers, GPU indices from 0 on, not {value!r}")
+    raise UsageError(f'{where} must be a list of GPU indices, a number of GPUs, or "auto", not {value!r}')
 
 
 def _range_error(cls: type, key: str, value: Any) -> str:
@@ -192,8 +221,10 @@ def _range_error(cls: type, key: str, value: Any) -> str:
         return "must be a port from 1 to 65535"
     if (name, key) == ("BenchConfig", "concurrency") and (not value or min(value) < 1):
         return "must hold numbers of at least 1"
-    if (name, key) == ("Profile", "gpus") and value and min(value) < 0:
-        return "must hold GPU indices from 0 on"
+    if (name, key) == ("Profile", "nodes") and any(not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:@%-]*", host) for host in value):
+        return "must hold host names as ssh takes them"
+    if (name, key) == ("Profile", "dist_init_addr") and value and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:]+):\d{1,5}", value):
+        return "must be HOST:PORT"
     if (name, key) == ("Profile", "engine"):
         from k2tui import engines
 

@@ -8,15 +8,21 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from k2tui import __version__, checkpoint, paths
+from k2tui.checkpoint import Checkpoint
 from k2tui.config import Config, Profile
 from k2tui.core.launch_rules import GpuFact, LaunchFacts, check_all
+from k2tui.core.topology import Topology
+from k2tui.doctor_gpu import check_gpus, check_links, settle_gpus
+from k2tui.engine_flags import InstalledEngine, installed, unknown_flags
 from k2tui.errors import K2Error
+from k2tui.sources.nvml_topology import read_topology
 
 
 class Severity(StrEnum):
@@ -36,11 +42,6 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def resolve_model(model: str) -> Path:
-    """A profile's model as a path: "asset:NAME" is one that k2tui ships."""
-    return paths.assets_dir() / model.removeprefix("asset:") if model.startswith("asset:") else Path(model).expanduser()
 
 
 def port_owner(host: str, port: int) -> str:
@@ -88,8 +89,6 @@ def check_system() -> Iterator[Finding]:
             "installed here" if found else "not in this environment",
             "" if found else f"pip install 'k2tui[{extra}]', or name another interpreter by `python` in the profile",
         )
-    from k2tui.doctor_gpu import check_gpus
-
     for check, severity, evidence, todo in check_gpus():
         yield Finding(check, Severity(severity), evidence, todo)
     state = paths.state_dir()
@@ -118,17 +117,67 @@ def check_system() -> Iterator[Finding]:
     yield Finding("open files", Severity.WARNING if few else Severity.OK, f"limit {soft} (hard {hard})", "ulimit -n 65536" if few else "")
 
 
+@dataclass(frozen=True)
+class Seen:
+    """Everything that was looked at for one start, each thing once. A checkpoint that cannot be inspected is its error."""
+
+    profile: Profile
+    model: Checkpoint | K2Error
+    draft: Checkpoint | K2Error | None
+    gpus: list[GpuFact]
+    topology: Topology | None  # None: one GPU, nothing to join
+    engine: InstalledEngine | None  # None: the embedded engine
+    python_error: str = ""
+
+
+def look(profile: Profile) -> Seen:
+    """Look at files, GPUs and the engine's interpreter, side by side: each of them waits for something else."""
+    python = os.path.expanduser(profile.python)
+    python_error = f"python = {python!r} is no program" if python and not os.access(python, os.X_OK) else ""
+    wants_engine = profile.engine in ("sglang", "vllm") and not python_error
+    with ThreadPoolExecutor(3) as pool:
+        engine = pool.submit(installed, profile.engine, python) if wants_engine else None
+        gpus = pool.submit(gpu_facts, profile.gpus)
+        topology = pool.submit(read_topology) if profile.engine != "local" and (profile.tp_size > 1 or len(profile.gpus) > 1) else None
+        model = _inspect(profile.model, "model")
+        draft = _inspect(profile.draft, "draft") if profile.draft else None
+        return Seen(
+            profile, model, draft, gpus.result(), topology.result() if topology is not None else None,
+            engine.result() if engine is not None else None, python_error,
+        )  # fmt: skip
+
+
+def _inspect(name: str, key: str) -> Checkpoint | K2Error:
+    try:
+        return checkpoint.inspect(paths.model_path(name))
+    except K2Error as err:
+        return K2Error(err.message, err.hint.replace("`model`", f"`{key}`"))
+
+
 def check_profile(profile: Profile) -> Iterator[Finding]:
-    """What is known about this start before it is made."""
+    """What is known about this start before it is made. GPUs that the start would choose are chosen first."""
     if not profile.model:
         yield Finding("model", Severity.ERROR, f"profile {profile.name!r} names no model", f"set model in [profile.{profile.name}]")
         return
-    yield from _check_model("model", resolve_model(profile.model))
-    if profile.draft:
-        yield from _check_model("draft", resolve_model(profile.draft))
-    from k2tui.doctor_gpu import check_links
+    if profile.auto_gpus:
+        try:
+            profile = settle_gpus(profile)
+        except K2Error as err:
+            yield Finding("GPUs", Severity.ERROR, err.message, err.hint)
+            profile = replace(profile, auto_gpus=0)
+        else:
+            if profile.gpus:
+                yield Finding("GPUs", Severity.OK, "chosen now: " + ", ".join(map(str, profile.gpus)) + ", free and best joined")
+    yield from check_seen(look(profile))
 
-    for check, severity, evidence, todo in check_links(profile.gpus, profile.tp_size if profile.engine != "local" else 1):
+
+def check_seen(seen: Seen) -> Iterator[Finding]:
+    """The findings of what was looked at, in the order in which a start would meet them."""
+    profile = seen.profile
+    yield from _check_model("model", seen.model)
+    if seen.draft is not None:
+        yield from _check_model("draft", seen.draft)
+    for check, severity, evidence, todo in check_links(seen.topology, profile.gpus, profile.tp_size // profile.nnodes):
         yield Finding(check, Severity(severity), evidence, todo)
     owner = port_owner(profile.host, profile.port)
     yield Finding(
@@ -137,47 +186,51 @@ def check_profile(profile: Profile) -> Iterator[Finding]:
         f"{profile.host}:{profile.port} is held by {owner}" if owner else f"{profile.host}:{profile.port} is free",
         "stop it (`k2tui down`), or give another --port" if owner else "",
     )
-    python = Path(profile.python).expanduser() if profile.python else None
-    if python is not None and not os.access(python, os.X_OK):
-        yield Finding("interpreter", Severity.ERROR, f"python = {str(python)!r} is no program", f"set python in [profile.{profile.name}] to the engine's interpreter")
+    if seen.python_error:
+        yield Finding("interpreter", Severity.ERROR, seen.python_error, f"set python in [profile.{profile.name}] to the engine's interpreter")
         return
     package = {"local": "torch", "sglang": "sglang", "vllm": "vllm"}.get(profile.engine, "")
-    lacks = f"engine {profile.engine!r} needs the package {package}, which {python or 'this environment'} lacks"
+    lacks = f"engine {profile.engine!r} needs the package {package}, which {profile.python or 'this environment'} lacks"
     remedy = (
         f"set python in [profile.{profile.name}] to an interpreter that has it, "
         f"or pip install 'k2tui[{'local' if profile.engine == 'local' else profile.engine}]'"
     )
+    argv = _argv_of(profile)
+    if isinstance(argv, K2Error):
+        yield Finding("command", Severity.ERROR, argv.message, argv.hint)
+        argv = list(profile.args)
     version = ""
-    if profile.engine in ("sglang", "vllm"):
-        from k2tui.engine_flags import installed, unknown_flags
-
-        found = installed(profile.engine, str(python or ""))
-        version = found.version
-        if not found.package:
+    if seen.engine is not None:
+        version = seen.engine.version
+        if not seen.engine.package:
             yield Finding("engine", Severity.ERROR, lacks, remedy)
         else:
-            unknown = unknown_flags(_argv_of(profile), found.flags)
+            unknown = unknown_flags(argv, seen.engine.flags)
             for flag, near in unknown:
                 yield Finding(
                     "flags", Severity.ERROR, f"{profile.engine} {version} has no argument {flag}",
-                    f"did you mean {near}?" if near else "see its --help", f"{found.package}'s own sources",
+                    f"did you mean {near}?" if near else "see its --help", f"{seen.engine.package}'s own sources",
                 )  # fmt: skip
-            if not unknown and found.flags:
+            if not unknown and seen.engine.flags:
                 yield Finding("flags", Severity.OK, f"every argument is known to {profile.engine} {version}")
     elif package and importlib.util.find_spec(package) is None:
         yield Finding("engine", Severity.ERROR, lacks, remedy)
-    for rule in check_all(gather(profile, version)):
+    for rule in check_all(_facts(seen, argv, version)):
         yield Finding(rule.check, Severity(rule.severity), rule.evidence, rule.todo, rule.source)
-    yield from _check_room(profile)
+    yield from _check_room(seen)
+    if profile.nodes and profile.node_rank == 0:
+        from k2tui.doctor_nodes import check_nodes
+
+        yield from check_nodes(profile, version)
 
 
-def _argv_of(profile: Profile) -> list[str]:
+def _argv_of(profile: Profile) -> list[str] | K2Error:
     from k2tui import engines
 
     try:
         return list(engines.get(profile.engine).launch(profile).argv)
-    except K2Error:
-        return list(profile.args)
+    except K2Error as err:
+        return err
 
 
 def gpu_facts(wanted: tuple[int, ...] = ()) -> list[GpuFact]:
@@ -214,54 +267,40 @@ def gpu_facts(wanted: tuple[int, ...] = ()) -> list[GpuFact]:
     return found
 
 
-def gather(profile: Profile, version: str = "", gpus: list[GpuFact] | None = None) -> LaunchFacts:
-    """What can be known about a start without making it. gpus: instead of asking NVML."""
-    chosen = gpu_facts(profile.gpus) if gpus is None else gpus
+def _facts(seen: Seen, argv: list[str], version: str) -> LaunchFacts:
+    """What the rules look at, of what was seen."""
+    profile, model = seen.profile, seen.model
     nvlink: bool | None = None
     p2p: bool | None = None
-    if len(chosen) > 1 and gpus is None:
-        from k2tui.sources.nvml_topology import read_topology
-
-        pairs = [p for p in read_topology().pairs if {p.first, p.second} <= {g.index for g in chosen}]
+    if seen.topology is not None and len(seen.gpus) > 1:
+        pairs = [p for p in seen.topology.pairs if {p.first, p.second} <= {g.index for g in seen.gpus}]
         if pairs:
             nvlink = all(p.nvlinks for p in pairs)
             p2p = None if any(p.p2p is None for p in pairs) else all(p.p2p for p in pairs)
-    config: dict[str, Any] = {}
-    weights: float | None = None
-    try:
-        found = checkpoint.inspect(resolve_model(profile.model))
-        config = dict(found.config)
-        weights = float(found.total_b) if found.is_complete else None
-    except K2Error:
-        pass
     draft_config: dict[str, Any] = {}
     draft_b = 0.0
     names: tuple[str, ...] = ()
     d2t: list[int] | None = None
-    if profile.draft:
-        try:
-            draft = checkpoint.inspect(resolve_model(profile.draft))
-            draft_config, draft_b = dict(draft.config), float(draft.total_b)
-            names, d2t = checkpoint.names_and_ints(draft, "d2t")
-        except K2Error:
-            pass
+    if isinstance(seen.draft, Checkpoint):
+        draft_config, draft_b = dict(seen.draft.config), float(seen.draft.total_b)
+        names, d2t = checkpoint.names_and_ints(seen.draft, "d2t")
     return LaunchFacts(
-        engine=profile.engine, version=version, argv=_argv_of(profile), env=profile.env, tp_size=profile.tp_size, gpus=chosen,
-        has_nvlink=nvlink, has_p2p=p2p, config=config, weights_b=weights, draft_config=draft_config, draft_b=draft_b, draft_d2t=d2t,
+        engine=profile.engine, version=version, argv=argv, env=profile.env, tp_size=profile.tp_size, nnodes=profile.nnodes, gpus=seen.gpus,
+        has_nvlink=nvlink, has_p2p=p2p, config=dict(model.config) if isinstance(model, Checkpoint) else {},
+        weights_b=float(model.total_b) if isinstance(model, Checkpoint) and model.is_complete else None,
+        draft_config=draft_config, draft_b=draft_b, draft_d2t=d2t,
         draft_names=names, num_steps=profile.speculative_num_steps, topk=profile.speculative_eagle_topk,
         num_draft_tokens=profile.speculative_num_draft_tokens,
     )  # fmt: skip
 
 
-def _check_room(profile: Profile) -> Iterator[Finding]:
+def _check_room(seen: Seen) -> Iterator[Finding]:
     """Will the weights stay in the page cache, so that the second start is quick?"""
     import psutil
 
-    try:
-        size = checkpoint.inspect(resolve_model(profile.model)).total_b
-    except K2Error:
+    if not isinstance(seen.model, Checkpoint):
         return
-    available = psutil.virtual_memory().available
+    size, available = seen.model.total_b, psutil.virtual_memory().available
     if size > available:
         yield Finding(
             "page cache", Severity.INFO,
@@ -269,19 +308,17 @@ def _check_room(profile: Profile) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _check_model(what: str, path: Path) -> Iterator[Finding]:
-    try:
-        found = checkpoint.inspect(path)
-    except K2Error as err:
-        hint = err.hint.replace("`model`", "`draft`") if what == "draft" else err.hint
-        yield Finding(what, Severity.ERROR, err.message, hint)
+def _check_model(what: str, found: Checkpoint | K2Error) -> Iterator[Finding]:
+    if isinstance(found, K2Error):
+        yield Finding(what, Severity.ERROR, found.message, found.hint)
         return
+    path = found.path
     if found.missing:
         yield Finding(
             f"{what} shards", Severity.ERROR,
             f"{len(found.missing)} of {len(found.shards)} shards are missing in {path}: {', '.join(found.missing[:3])}{' …' if len(found.missing) > 3 else ''}",
             "download them again",
-        )
+        )  # fmt: skip
     for name, why in found.broken[:5]:
         yield Finding(f"{what} shards", Severity.ERROR, f"{path / name}: {why}", "download that file again")
     if not found.shards:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from k2tui.core.gpu import describe_health, find_orphans
+from k2tui import paths
+from k2tui.config import Profile
+from k2tui.core.gpu import describe_health, find_orphans, free_gpus
 from k2tui.core.gpu_text import gib, short_gpu_name
-from k2tui.core.topology import describe_topology
+from k2tui.core.launch_rules import number, option
+from k2tui.core.topology import Topology, choose_gpus, describe_topology
+from k2tui.errors import K2Error
+from k2tui.jobs.locks import is_held, lock_file
 from k2tui.sources.nvml import NvmlSampler
 from k2tui.sources.nvml_topology import read_topology
 
@@ -57,13 +63,46 @@ def check_gpus() -> Iterator[Answer]:
         yield "GPU processes", "info", note, ""
 
 
-def check_links(indices: Sequence[int], tp_size: int) -> Iterator[Answer]:
-    """How the GPUs of one start are joined. indices: () = the first tp_size."""
-    if tp_size < 2 and len(indices) < 2:
+def check_links(topology: Topology | None, indices: Sequence[int], count: int) -> Iterator[Answer]:
+    """How the GPUs of one start are joined. topology: None = one GPU. indices: () = the first `count`."""
+    if topology is None or not topology.gpus:
         return
-    topology = read_topology()
-    if not topology.gpus:
-        return
-    wanted = list(indices) or list(range(tp_size))
+    wanted = list(indices) or list(range(count))
     for severity, text in describe_topology(topology, wanted):
         yield "GPU links", severity, text, "k2tui gpus --topology" if severity in ("warning", "error") else ""
+
+
+def settle_gpus(profile: Profile) -> Profile:
+    """The profile with the GPUs that a start would take now: free, unlocked by other jobs, and joined best. Raises K2Error.
+
+    A machine without a driver keeps the profile as it is: there the engine takes what it finds.
+    """
+    sampler = NvmlSampler()
+    try:
+        view = sampler.take()
+    finally:
+        sampler.stop()
+    if not view.gpus:
+        return replace(profile, auto_gpus=0)
+    wanted = profile.auto_gpus if profile.auto_gpus > 0 else gpus_per_node(profile)
+    locked = {
+        gpu.index
+        for gpu in view.gpus
+        if is_held(lock_file(paths.jobs_dir().parent / "locks", f"gpu:{gpu.index}"))
+    }
+    free = [index for index in free_gpus(view) if index not in locked]
+    chosen = choose_gpus(read_topology(), wanted, free) if free else ()
+    if not chosen:
+        holders = sorted({p.gpu_index for p in view.processes} | locked)
+        held = f"; {', '.join(map(str, holders))} are held by processes or jobs" if holders else ""
+        raise K2Error(
+            f"{len(free)} of {len(view.gpus)} GPUs are free, {wanted} are wanted{held}",
+            "k2tui gpus shows by whom; stop them, or name GPUs by `gpus`",
+        )
+    return replace(profile, gpus=chosen, auto_gpus=0)
+
+
+def gpus_per_node(profile: Profile) -> int:
+    """How many GPUs one machine of this start needs: tensor x pipeline parallel, spread over the nodes."""
+    pipelines = number(option(profile.args, "--pp-size", "--pipeline-parallel-size"), 1)
+    return max(1, profile.tp_size * max(1, int(pipelines)) // profile.nnodes)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _FIND = (
@@ -35,15 +35,21 @@ class InstalledEngine:
     flags: frozenset[str]
 
 
-def installed(engine: str, python: str = "") -> InstalledEngine:
-    """What the interpreter `python` ("" = this one) has of the engine. Starts that interpreter once; imports nothing of the engine."""
+def find_engine(engine: str, python: str = "") -> InstalledEngine:
+    """Where the interpreter `python` ("" = this one) has the engine. Starts that interpreter once; imports and reads nothing of the engine."""
     try:
         run = subprocess.run([python or sys.executable, "-c", _FIND, engine], capture_output=True, text=True, timeout=20)
         lines = run.stdout.splitlines()
     except (OSError, subprocess.TimeoutExpired):
         lines = []
     folder, version = [*lines, "", ""][:2]
-    return InstalledEngine(engine, folder, version, read_flags(engine, Path(folder)) if folder else frozenset())
+    return InstalledEngine(engine, folder, version, frozenset())
+
+
+def installed(engine: str, python: str = "") -> InstalledEngine:
+    """find_engine, with the flags that its sources declare."""
+    found = find_engine(engine, python)
+    return replace(found, flags=read_flags(engine, Path(found.package))) if found.package else found
 
 
 def read_flags(engine: str, package: Path) -> frozenset[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from k2tui.core.gpu import GpuView
 from k2tui.core.job import Job
 from k2tui.core.load import State
+from k2tui.core.server_jobs import is_live
 from k2tui.core.snapshot import ServerView
 from k2tui.jobs import folder, procs
 from k2tui.servers import Follower, target_of
@@ -20,6 +21,8 @@ FREE_TOLERANCE_B = 1 << 30  # other programs may take that much meanwhile; one r
 FREE_WAIT_S = 30.0
 _KILL_AFTER_S = 3.0
 _KILL_WAIT_S = 10.0
+_NODE_WAIT_S = 250.0
+NODE_STOPPED = 143  # how a node's job ends when the job over there was stopped and nothing of it is left
 DECIDED = (State.READY, State.FAILED, State.STALLED)
 
 
@@ -88,10 +91,11 @@ class Stopped:
     held: tuple[Held, ...] = ()
     freed_b: int | None = None
     note: str = ""
+    nodes: tuple[str, ...] = ()  # what the other nodes' jobs said, where something is not as it should be
 
     @property
     def is_clean(self) -> bool:
-        return self.job.state.is_final and not self.left and not self.held
+        return self.job.state.is_final and not self.left and not self.held and not self.nodes
 
     @property
     def held_b(self) -> int:
@@ -108,12 +112,12 @@ class Stopped:
         if self.left:
             parts.append("cannot be ended (waiting in the kernel?): pid " + ", ".join(map(str, self.left)))
         parts += [f"still held: {h}" for h in self.held]
-        return "; ".join([*parts, *([self.note] if self.note else [])])
+        return "; ".join([*parts, *self.nodes, *([self.note] if self.note else [])])
 
     def as_json(self) -> dict[str, Any]:
         return {
             "job": self.job.spec.id, "state": str(self.job.state), "reason": self.job.reason, "took_s": round(self.took_s, 2),
-            "is_clean": self.is_clean, "killed": list(self.killed), "left": list(self.left), "freed_b": self.freed_b, "note": self.note,
+            "is_clean": self.is_clean, "killed": list(self.killed), "left": list(self.left), "freed_b": self.freed_b, "note": self.note, "nodes": list(self.nodes),
             "held": [{"gpu": h.gpu_index, "memory_b": h.memory_b, "pid": h.pid, "who": h.who} for h in self.held],
         }  # fmt: skip
 
@@ -131,6 +135,7 @@ class Ending:
         self.job = folder.get(job_id)
         self._look = look
         self._members: dict[int, str] = {}
+        self._nodes: list[str] = []
         self._began = time.monotonic()
         self._remember(self._others())
         view = look()
@@ -163,9 +168,14 @@ class Ending:
                 self._most.setdefault(index, max(0, totals[index] - free))
 
     def order(self, by: str = "the user") -> None:
-        """Ask the keeper to stop the job: TERM, grace, KILL. Returns at once."""
-        if not self.job.state.is_final:
-            folder.stop(self.job.spec.id, by=by)
+        """Ask the keeper to stop the job: TERM, grace, KILL; and those of its other nodes. Returns at once."""
+        self._nodes = [
+            j.spec.id
+            for j in folder.list_jobs()
+            if is_live(j) and j.spec.params.get("server") == self.job.spec.id
+        ]
+        for job_id in self._nodes if self.job.state.is_final else [self.job.spec.id, *self._nodes]:
+            folder.stop(job_id, by=by)
 
     def finish(self, timeout_s: float, free_wait_s: float = FREE_WAIT_S) -> Stopped:
         """Wait for the job's end, kill what outlived it, wait until its GPU memory is back, and say what is not.
@@ -199,15 +209,25 @@ class Ending:
 
         if self._own_pids or self._most or self._hidden:
             self._until(is_free, free_wait_s)
-        freed = (
-            None
-            if note or not self._own_pids
-            else max(0, self._held_before - sum(h.memory_b or 0 for h in held))
-        )
+        freed = None
+        if self._own_pids and not note:
+            freed = max(0, self._held_before - sum(h.memory_b or 0 for h in held))
         return Stopped(
-            job=job, took_s=time.monotonic() - self._began, killed=tuple(sorted(killed)), left=tuple(sorted(self._living())),
-            held=held, freed_b=freed, note=note,
-        )  # fmt: skip
+            job=job,
+            took_s=time.monotonic() - self._began,
+            killed=tuple(sorted(killed)),
+            left=tuple(sorted(self._living())),
+            held=held,
+            freed_b=freed,
+            note=note,
+            nodes=tuple(self._ends_of_nodes()),
+        )
+
+    def _ends_of_nodes(self) -> Iterable[str]:
+        for job_id in self._nodes:
+            job = folder.wait(job_id, timeout_s=_NODE_WAIT_S)
+            if not job.state.is_final or job.exit_code not in (0, NODE_STOPPED):
+                yield f"{job.spec.title}: {job.reason or job.state} (k2tui jobs logs {job_id})"
 
     def _others(self) -> set[int]:
         pids = set(procs.by_job([self.job.spec.id])[self.job.spec.id])

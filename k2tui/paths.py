@@ -48,6 +48,19 @@ def assets_dir() -> Path:
     return packed if packed.is_dir() else here.parent / "assets"
 
 
+def model_path(name: str) -> str:
+    """A profile's model or draft: "asset:NAME" is the folder of one that k2tui ships, ~ is the home; anything else stays. Raises UsageError."""
+    if not name.startswith("asset:"):
+        return os.path.expanduser(name)
+    folder = assets_dir() / name.removeprefix("asset:")
+    if not folder.is_dir():
+        from k2tui.errors import UsageError
+
+        shipped = sorted(p.parent.name for p in assets_dir().glob("*/config.json"))
+        raise UsageError(f"k2tui ships no model {name!r}", "shipped models: " + ", ".join(f"asset:{n}" for n in shipped))
+    return str(folder)
+
+
 def ensure_dir(path: Path) -> Path:
     """Create a private folder (0700 for what is new)."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)

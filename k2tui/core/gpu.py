@@ -298,6 +298,19 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
 
 
+def free_gpus(view: GpuView) -> list[int]:
+    """GPUs that nobody uses: no process, less than 1 GiB in use, nothing running, healthy."""
+    busy = {p.gpu_index for p in view.processes}
+    return [
+        gpu.index
+        for gpu in view.gpus
+        if gpu.index not in busy
+        and (gpu.memory_used_b or 0) < 1 << 30
+        and (gpu.gpu_utilization or 0) < 5
+        and not any(severity == "error" for severity, _ in describe_health(gpu))
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class JobProcess:
     """What is needed of a job to find its GPU processes: id, the child's pid, whether the job is over."""

@@ -46,6 +46,7 @@ class LaunchFacts:
     argv: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     tp_size: int = 1
+    nnodes: int = 1  # machines; `gpus` are those of this one
     gpus: Sequence[GpuFact] = ()
     has_nvlink: bool | None = None  # between all chosen GPUs
     has_p2p: bool | None = None
@@ -121,9 +122,13 @@ def _capability(facts: LaunchFacts) -> int | None:
 def _gpu_count(facts: LaunchFacts) -> Iterator[Rule]:
     if facts.engine == "local" or not facts.gpus:
         return
-    want = facts.tp_size * max(1, int(number(option(facts.argv, "--pp-size", "--pipeline-parallel-size"), 1)))
+    every = facts.tp_size * max(1, int(number(option(facts.argv, "--pp-size", "--pipeline-parallel-size"), 1)))
+    if every % facts.nnodes:
+        yield Rule("GPUs", "error", f"tensor x pipeline parallel of {every} does not divide by {facts.nnodes} nodes", "another tp_size, or other nodes")
+    want = every // facts.nnodes
     if len(facts.gpus) < want:
-        yield Rule("GPUs", "error", f"tensor x pipeline parallel needs {want} GPUs, {len(facts.gpus)} are there", "lower tp_size, or add --nnodes")
+        each = f" on each of {facts.nnodes} nodes" if facts.nnodes > 1 else ""
+        yield Rule("GPUs", "error", f"tensor x pipeline parallel needs {want} GPUs{each}, {len(facts.gpus)} are there", "lower tp_size, or add other machines by `nodes`")
     kinds = {g.capability for g in facts.gpus if g.capability is not None}
     if len(kinds) > 1:
         yield Rule("GPUs", "warning", "GPUs of different compute capability: " + ", ".join(f"SM{k}" for k in sorted(kinds)), "choose equal GPUs by `gpus`")

@@ -36,6 +36,12 @@ class Engine:
     process_titles: tuple[str, ...] = ()  # prefixes of its processes' titles, e.g. "sglang::"
 
 
+def no_nodes(profile: Any) -> None:
+    """Raises UsageError for a profile that wants several machines of an engine that k2tui starts on one only."""
+    if profile.nodes or profile.node_rank:
+        raise UsageError(f"profile {profile.name!r}: engine {profile.engine!r} runs on one machine here", "`nodes` is for engine sglang")
+
+
 def names() -> list[str]:
     """Every engine's name, sorted."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))

@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from k2tui import paths
 from k2tui.config import Profile
-from k2tui.engines import Engine, LaunchPlan
+from k2tui.engines import Engine, LaunchPlan, no_nodes
 from k2tui.errors import UsageError
-
-
-def resolve_model(name: str) -> str:
-    """ "asset:NAME" -> the folder of a model that k2tui ships; anything else stays as it is. Raises UsageError."""
-    if not name.startswith("asset:"):
-        return name
-    folder = paths.assets_dir() / name.removeprefix("asset:")
-    if not folder.is_dir():
-        shipped = sorted(p.parent.name for p in paths.assets_dir().glob("*/config.json"))
-        raise UsageError(
-            f"k2tui ships no model {name!r}", "shipped models: " + ", ".join(f"asset:{n}" for n in shipped)
-        )
-    return str(folder)
+from k2tui.paths import model_path
 
 
 def launch(profile: Profile) -> LaunchPlan:
@@ -29,12 +16,13 @@ def launch(profile: Profile) -> LaunchPlan:
         raise UsageError(
             f"profile {profile.name!r} has no model", "set model = a checkpoint folder, or asset:tiny-target"
         )
+    no_nodes(profile)
     argv = [
         profile.python or sys.executable,
         "-m",
         "k2tui.local",
         "--model-path",
-        resolve_model(profile.model),
+        model_path(profile.model),
         "--host",
         profile.host,
         "--port",
@@ -49,7 +37,7 @@ def launch(profile: Profile) -> LaunchPlan:
             "--speculative-algorithm",
             "EAGLE3",
             "--speculative-draft-model-path",
-            resolve_model(profile.draft),
+            model_path(profile.draft),
             "--speculative-num-steps",
             str(profile.speculative_num_steps),
             "--speculative-eagle-topk",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -23,20 +24,41 @@ from k2tui.core.load import DecodeBatch, Phase
 from k2tui.core.patterns import Pattern
 from k2tui.engines import Engine, LaunchPlan
 from k2tui.engines._grammar import parse_shared
+from k2tui.errors import UsageError
+from k2tui.paths import model_path
 
 BANNER = "[k2tui embedded engine] "  # first line of the embedded engine's log; the rest is SGLang's grammar
 
 
 def launch(profile: Profile) -> LaunchPlan:
-    """argv of `python -m sglang.launch_server`. profile.gpus become CUDA_VISIBLE_DEVICES."""
-    argv = [profile.python or sys.executable, "-m", "sglang.launch_server", "--model-path", profile.model]
+    """argv of `python -m sglang.launch_server` for this profile's node. profile.gpus become CUDA_VISIBLE_DEVICES. Raises UsageError."""
+    argv = [
+        os.path.expanduser(profile.python) or sys.executable,
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        model_path(profile.model),
+    ]
     argv += ["--host", profile.host, "--port", str(profile.port)]
     if profile.tp_size != 1:
         argv += ["--tp-size", str(profile.tp_size)]
     if profile.served_model_name:
         argv += ["--served-model-name", profile.served_model_name]
+    if profile.nodes:
+        if not profile.dist_init_addr:
+            raise UsageError(
+                f"profile {profile.name!r} has nodes but no dist_init_addr",
+                'set dist_init_addr = "HOST:PORT" of node 0, as the others reach it',
+            )
+        argv += ["--nnodes", str(profile.nnodes), "--dist-init-addr", profile.dist_init_addr]
+        argv += ["--node-rank", str(profile.node_rank)]
     if profile.draft:
-        argv += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", profile.draft]
+        argv += [
+            "--speculative-algorithm",
+            "EAGLE3",
+            "--speculative-draft-model-path",
+            model_path(profile.draft),
+        ]
         argv += ["--speculative-num-steps", str(profile.speculative_num_steps)]
         argv += ["--speculative-eagle-topk", str(profile.speculative_eagle_topk)]
         argv += ["--speculative-num-draft-tokens", str(profile.speculative_num_draft_tokens)]

@@ -19,16 +19,18 @@ from k2tui.core.events import (
 )
 from k2tui.core.load import DecodeBatch, Phase
 from k2tui.core.patterns import Pattern
-from k2tui.engines import Engine, LaunchPlan
+from k2tui.engines import Engine, LaunchPlan, no_nodes
 from k2tui.engines._grammar import parse_shared
 from k2tui.engines.sglang import bind_failed
+from k2tui.paths import model_path
 
 
 def launch(profile: Profile) -> LaunchPlan:
     """argv of `vllm serve`. profile.python names the environment's interpreter; its `vllm` script lies beside it."""
-    python = profile.python or sys.executable
-    script = Path(python).parent / "vllm"
-    argv = [str(script) if profile.python else "vllm", "serve", profile.model]
+    no_nodes(profile)
+    python = Path(profile.python or sys.executable).expanduser()
+    script = python.parent / "vllm"
+    argv = [str(script) if profile.python else "vllm", "serve", model_path(profile.model)]
     argv += ["--host", profile.host, "--port", str(profile.port)]
     if profile.tp_size != 1:
         argv += ["--tensor-parallel-size", str(profile.tp_size)]
@@ -39,7 +41,7 @@ def launch(profile: Profile) -> LaunchPlan:
 
         config = {
             "method": "eagle3",
-            "model": profile.draft,
+            "model": model_path(profile.draft),
             "num_speculative_tokens": profile.speculative_num_steps,
         }
         argv += ["--speculative-config", json.dumps(config)]

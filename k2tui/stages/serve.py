@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 from k2tui import engines
+from k2tui.config import parse_gpus
 from k2tui.errors import UsageError
 from k2tui.stages import Stage, StagePlan
 
-_OVERRIDES = ("port", "draft", "model", "host", "tp_size", "served_model_name")
+_OVERRIDES = ("port", "draft", "model", "host", "tp_size", "served_model_name", "node_rank")
 
 
 def resolve_profile(config: Any, params: Mapping[str, Any]) -> Any:
-    """The profile of params["profile"], with the overrides in params (port, draft, model, host, tp_size, args) laid over it."""
+    """The profile of params["profile"], with the overrides in params (port, draft, model, host, tp_size, gpus, args, env) laid over it."""
     profile = config.get_profile(str(params.get("profile") or ""))
     known = {f.name for f in fields(profile)}
     changes = {k: params[k] for k in _OVERRIDES if params.get(k) is not None and k in known}
     if params.get("args"):
         changes["args"] = (*profile.args, *params["args"])
+    if params.get("gpus") is not None:
+        changes["gpus"], changes["auto_gpus"] = parse_gpus(params["gpus"], "gpus")
     if params.get("env"):
         changes["env"] = {**profile.env, **params["env"]}
     return replace(profile, **changes)
@@ -32,7 +36,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
     launch = engines.get(profile.engine).launch(profile)
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, profile.gpus))} if profile.gpus else {}
     return StagePlan(
-        title=f"serve {profile.name}" + (" + draft" if profile.draft else ""),
+        title=f"serve {profile.name}" + (" + draft" if profile.draft else "") + (f" on {profile.nnodes} nodes" if profile.nodes else ""),
         argv=tuple(launch.argv),
         env={**gpus, **launch.env, **profile.env},
         kind="server",
@@ -50,6 +54,31 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
             "stall_s": profile.stall_s,
         },
     )
+
+
+def node_plans(profile: Any, server: str = "") -> list[StagePlan]:
+    """The jobs of a server's other machines, one each: they start, follow and stop a job there over SSH. server: the job of node 0.
+
+    None on a machine that is not node 0.
+    """
+    plans: list[StagePlan] = []
+    for rank, host in enumerate(profile.nodes if profile.node_rank == 0 else (), 1):
+        there = replace(profile, node_rank=rank, python=profile.python or profile.node_python)
+        launch = engines.get(profile.engine).launch(there)
+        title = f"node {rank} of {profile.name} on {host}"
+        argv = [sys.executable, "-m", "k2tui.nodes", "run", host, "--rank", str(rank), "--python", profile.node_python, "--title", title]
+        argv += ["--server", server] if server else []
+        for name in sorted(launch.env):
+            argv += ["--env", name]
+        for lock in (f"port:{launch.port}", *(f"gpu:{i}" for i in profile.gpus)):
+            argv += ["--lock", lock]
+        plans.append(
+            StagePlan(
+                title=title, argv=(*argv, "--", *launch.argv), env=dict(launch.env), grace_s=240.0,
+                params={"host": host, "node_rank": rank, "server": server, "profile": profile.name},
+            )
+        )  # fmt: skip
+    return plans
 
 
 STAGE = Stage(

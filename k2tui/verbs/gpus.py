@@ -364,23 +364,15 @@ def _topology(args: argparse.Namespace) -> int:
 
 
 def _free(args: argparse.Namespace) -> int:
-    """The best joined among the GPUs that nobody uses: no process, less than 1 GiB in use, nothing running, healthy."""
-    from k2tui.core.gpu import describe_health
+    """The best joined among the GPUs that nobody uses."""
+    from k2tui.core.gpu import free_gpus
     from k2tui.core.topology import choose_gpus
     from k2tui.sources.nvml_topology import read_topology
 
     view, _ = _take(False)
     if not view.gpus:
         raise K2Error(view.error or "no GPU", view.hint, exit_code=EXIT_NO_GPU)
-    busy = {p.gpu_index for p in view.processes}
-    free = [
-        gpu.index
-        for gpu in view.gpus
-        if gpu.index not in busy
-        and (gpu.memory_used_b or 0) < 1 << 30
-        and (gpu.gpu_utilization or 0) < 5
-        and not any(severity == "error" for severity, _ in describe_health(gpu))
-    ]
+    free = free_gpus(view)
     chosen = choose_gpus(read_topology(), args.free, free) if free else ()
     if args.json:
         print(json.dumps({"schema": 1, "gpus": list(chosen), "free": free}))

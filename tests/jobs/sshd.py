@@ -25,9 +25,10 @@ def why_not() -> str:
 class Sshd:
     """`start`, then `login(command)`: a client process inside a real session with a real terminal of its own."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, extra: str = "") -> None:
         self.folder = folder
         self.port = port
+        self.extra = extra  # lines for its configuration
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -41,7 +42,7 @@ class Sshd:
         (self.folder / "config").write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.folder}/host\nPidFile {self.folder}/pid\n"
             f"AuthorizedKeysFile {self.folder}/authorized\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-            "PermitRootLogin yes\nPrintMotd no\nMaxStartups 100\n"
+            "PermitRootLogin yes\nPrintMotd no\nMaxStartups 100\n" + self.extra
         )
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
