@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import textwrap
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 SKIP_PARTS = {"site-packages", "__pycache__", "_bundled", "idle_test", "encodings", "lib2to3", "pydoc_data"}
@@ -159,13 +160,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
     parser.add_argument("--stdlib", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))
+    parser.add_argument("--also", type=Path, action="append", default=[], metavar="DIR", help="more Python sources, for a larger model (may repeat)")
     args = parser.parse_args()
     if not (args.stdlib / "ast.py").exists():
         print(f"{args.stdlib} is not a Python standard library (no ast.py in it)", file=sys.stderr)
         return 2
     total = {"train": [0, 0, 0], "heldout": [0, 0, 0]}  # documents, dialogues, bytes
     with lzma.open(args.out, "wt", encoding="utf-8", preset=6) as out:
-        for record in records(args.stdlib):
+        for record in chain.from_iterable(records(root) for root in (args.stdlib, *args.also)):
             line = json.dumps(record, ensure_ascii=False)
             out.write(line + "\n")
             entry = total[str(record["split"])]
