@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from k2tui.core.diagnosis_classes import CLASSES
 from k2tui.core.load import DecodeBatch, Phase, ShardCount, State
 from k2tui.core.loadlines import Line
-from k2tui.core.patterns import Pattern
+from k2tui.core.patterns import Pattern, Words
 
 CAUSE = 3  # names a cause
 WEAK = 2  # names a fault whose cause may be another line
@@ -380,6 +380,11 @@ def by_literal() -> dict[str, list[tuple[Rule, Pattern | None, Pattern | None]]]
     return table
 
 
+@cache
+def _literals() -> Words:
+    return Words(by_literal())
+
+
 _FRAME = Pattern(r'File "([^"]+)", line \d+(?:, in (\S+))?')
 _NATIVE_FRAME = Pattern(r"^\s*frame #\d+: (\S+)")
 _EXCEPTION = Pattern(
@@ -427,6 +432,7 @@ class Collector:
 
     def __init__(self) -> None:
         self._rules = by_literal()
+        self._words = _literals()
         self._reset()
 
     def _reset(self) -> None:
@@ -502,11 +508,10 @@ class Collector:
         self._count(text, line, phase, round_)
         if "server_args=" in text[:160] or text.startswith(("args: Namespace", "Namespace(")):
             return  # a wall of words such as error=None
-        # a plain search for each literal is far quicker than one regex of them all
-        for literal, rules in self._rules.items():
+        for literal in self._words.maybe_in(text):
             if literal not in text:
                 continue
-            for rule, pattern, unless in rules:
+            for rule, pattern, unless in self._rules[literal]:
                 if (pattern is None or pattern.search(text)) and not (unless and unless.search(text)):
                     group = self._found.setdefault(f"{rule.root_cause} {rule.strength}", [])
                     if len(group) < KEEP_PER_CLASS:

@@ -126,7 +126,20 @@ def clean(text: str) -> str:
         text = _ANSI_BALD.sub("", text)
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else " " if c in _BLANKS else "" for c in text)
+    return text.translate(_SHOWN)
+
+
+class _Shown(dict[int, int | None]):
+    """What a character becomes on the screen: itself, a blank, or nothing."""
+
+    def __missing__(self, code: int) -> int | None:
+        shown = code if chr(code).isprintable() else ord(" ") if chr(code) in _BLANKS else None
+        if len(self) < 70_000:
+            self[code] = shown
+        return shown
+
+
+_SHOWN = _Shown()
 
 
 class _Clock:
@@ -405,6 +418,8 @@ class LineReader:
 
     def read(self, no: int, piece: bytes) -> list[Line]:
         text = piece.decode("utf-8", "replace")
+        if text.count("\ufffd") * 4 > len(text):
+            return []  # binary: no line of a log, whatever words it may hold
         raw = clean(text)
         if not raw or raw.isspace():
             return []

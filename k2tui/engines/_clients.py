@@ -34,7 +34,11 @@ def parse_line(line: str) -> Event | None:
         if bar is not None:
             return bar
     low = line.lower()
-    for words, pattern, phase in _LINES:  # the words are a cheap gate: every match of the pattern holds one of them
+    for (
+        words,
+        pattern,
+        phase,
+    ) in _LINES:  # the words are a cheap gate: every match of the pattern holds one of them
         for word in words:
             if word in low:
                 if pattern.search(line):

@@ -12,6 +12,7 @@ _BAR = Pattern(
     r"(?P<done>[\d.,]+)(?P<dunit>[kMGT]?)/(?P<total>[\d.,]+)(?P<tunit>[kMGT]?)"
     r"(?: \[(?P<elapsed>[\d:.]+)<(?P<left>[\d:.?]+|[\d]+ days?, [\d:]+)(?:,\s*(?P<rate>[\d.?]+)\s?(?P<unit>[^\],/]*/[^\],]*|it/s|s/it)?)?)?"
 )
+_BAR_HINT = Pattern(r"\d%(?: Completed)? ?\|")
 _SHARDS = Pattern(
     r"checkpoint shards|loading shards|Runai Model Streamer|Fastsafetensor|InstantTensor|Loading (?:safetensors|pt|np_cache)|loading pt checkpoint"
 )
@@ -71,6 +72,8 @@ def parse_bar(text: str) -> Bar | None:
         return None
     if len(text) > 6000:
         text = text[-6000:]
+    if not _BAR_HINT.search(text):
+        return None  # the pattern below looks 400 characters back from every place
     found: re.Match[str] | None = None
     title = ""
     for match in _BAR.finditer(text):
@@ -101,12 +104,9 @@ def parse_access(text: str) -> Answered | None:
     return Answered(match["path"], int(match["status"])) if match else None
 
 
-_BAR_HINT = Pattern(r"\d%(?: Completed)? ?\|")
-
-
 def parse_shared(line: str) -> Event | None:
     """What every engine writes alike: bars, access-log lines, heartbeats. Asked last, after the engine's own words."""
-    if "%" in line and _BAR_HINT.search(line):
+    if "%" in line:
         bar = parse_bar(line)
         if bar:
             return bar

@@ -21,7 +21,7 @@ from k2tui.core.events import (
     Stopping,
 )
 from k2tui.core.load import DecodeBatch, Phase
-from k2tui.core.patterns import Pattern
+from k2tui.core.patterns import Pattern, Words
 from k2tui.engines import Engine, LaunchPlan
 from k2tui.engines._grammar import parse_shared
 from k2tui.errors import UsageError
@@ -250,6 +250,8 @@ _LINES: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
     ("kill_process_tree called", _kill_tree),
     ("is still supported, but 'sglang serve'", lambda t: EngineArgs("sglang")),
 )  # fmt: skip
+_MAKE = dict(_LINES)
+_WORDS = Words(_MAKE)
 _CAPTURE = Pattern(
     r"[Cc]apture (?:\S+ ){0,3}?(?:cuda|CUDA|cpu|CPU|npu|NPU) graph (begin|end|failed|bs)", re.ASCII
 )
@@ -271,9 +273,9 @@ def parse_line(line: str) -> Event | None:
             return PhaseEdge(
                 Phase.GRAPH_CAPTURE, edge, float(took[1]) if took and edge == "end" else None, role
             )
-    for literal, make in _LINES:
+    for literal in _WORDS.maybe_in(line):
         if literal in line:
-            event = make(line)
+            event = _MAKE[literal](line)
             if event is not None:
                 return event
     return parse_shared(line)

@@ -18,7 +18,7 @@ from k2tui.core.events import (
     Stopping,
 )
 from k2tui.core.load import DecodeBatch, Phase
-from k2tui.core.patterns import Pattern
+from k2tui.core.patterns import Pattern, Words
 from k2tui.engines import Engine, LaunchPlan, no_nodes
 from k2tui.engines._grammar import parse_shared
 from k2tui.engines.sglang import bind_failed
@@ -200,13 +200,15 @@ _LINES: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
     ("WorkerProc hit an exception", lambda t: Dying("worker failed")),
     ("Engine loop has died", lambda t: Dying("engine died")),
 )  # fmt: skip
+_MAKE = dict(_LINES)
+_WORDS = Words(_MAKE)
 
 
 def parse_line(line: str) -> Event | None:
     """One clean line (with or without its prefix) -> what it says, None for a line that is not known."""
-    for literal, make in _LINES:
+    for literal in _WORDS.maybe_in(line):
         if literal in line:
-            event = make(line)
+            event = _MAKE[literal](line)
             if event is not None:
                 return event
     return parse_shared(line)
