@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -81,7 +81,8 @@ def job_of(task: Task, jobs: Sequence[Job]) -> Job | None:
     if task.job_id:
         return next((j for j in jobs if j.spec.id == task.job_id), None)
     stage = task.stage or task.id  # by convention a task whose id is a stage's name belongs to it
-    return next((j for j in jobs if j.spec.stage == stage), None)
+    # a pipeline may run a stage more than once: its job belongs to the step ("bench-draft") that it was started for
+    return next((j for j in jobs if str(j.spec.params.get("step") or j.spec.stage) == stage), None)
 
 
 def link(board: Board, jobs: Sequence[Job], ready: Iterable[str] = ()) -> Board:
@@ -136,6 +137,29 @@ def news(
     return changes
 
 
-def blocked_by(board: Board, task_id: str) -> tuple[str, ...]:
-    """Tasks that must be completed before this one may start."""
-    return next((t.waiting_for for t in board.tasks if t.id == task_id), ())
+def matches(task: Task, text: str = "", status: str = "", priority: str = "") -> bool:
+    """Whether a task is shown: every word of the text is in it, and status ("open": not ended) and priority fit. "" fits all."""
+    if status == "open" and task.status not in (TaskStatus.PENDING, TaskStatus.IN_PROGRESS):
+        return False
+    if status not in ("", "open") and task.status != status:
+        return False
+    if priority and task.priority != priority:
+        return False
+    inside = " ".join((task.content, task.note, task.id, task.stage, task.job_id, task.said)).lower()
+    return all(word in inside for word in text.lower().split())
+
+
+def neighbour(tasks: Sequence[Task], task_id: str, by: int, among: Collection[str]) -> str:
+    """The task whose place this one takes when it moves up (by -1) or down (1) among its brothers; "" at the end of them.
+
+    Brothers have the same parent in a nested list. tasks: all, in the plan's order; among: ids of those that are shown.
+    """
+    at = next((n for n, t in enumerate(tasks) if t.id == task_id), -1)
+    if at < 0:
+        return ""
+    for other in tasks[at + 1 :] if by > 0 else reversed(tasks[:at]):
+        if other.depth < tasks[at].depth:
+            return ""
+        if other.depth == tasks[at].depth and other.id in among:
+            return other.id
+    return ""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from k2tui.core.gpu_series import GpuCurves
-from k2tui.core.snapshot import Snapshot
+if TYPE_CHECKING:
+    from k2tui.core.gpu_series import GpuCurves
+    from k2tui.core.snapshot import Snapshot
 
 
 class LogPort(Protocol):
@@ -63,6 +64,10 @@ class Backend(Protocol):
         ...
 
     def add_task(self, content: str, priority: str = "medium") -> None: ...
+    def move_task(self, task_id: str, other_id: str) -> None:
+        """Give a board task the place that another one has now; the others close up."""
+        ...
+
     def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
         """End exactly these processes, each named by pid and birth time (Unix seconds). Returns what became of them, in words;
         raises K2Error, and ends nobody, when one is not that process any more or belongs to somebody else. Takes seconds."""

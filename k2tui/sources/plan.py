@@ -209,6 +209,17 @@ class PlanFile:
         """Make a task number `place` (from 0) of the list."""
         self._edit(lambda text, fmt: board_plan.move_task(text, fmt, task_id, place))
 
+    def take_place(self, task_id: str, other_id: str) -> None:
+        """Move a task to the place that another one has at that moment; the others close up."""
+
+        def change(text: str, fmt: str) -> str:
+            ids = [t.id for t in board_plan.parse(text, fmt).tasks]
+            if other_id not in ids:
+                raise UsageError(f"task {other_id!r} is not in the plan any more", "look at the board again")
+            return board_plan.move_task(text, fmt, task_id, ids.index(other_id))
+
+        self._edit(change)
+
     def _edit(self, change: Callable[[str, str], str]) -> None:
         with self._lock:
             target = self.path.resolve()  # a link stays a link

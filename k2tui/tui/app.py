@@ -39,7 +39,8 @@ from k2tui.tui.widgets.bar import Button
 from k2tui.tui.widgets.lines import Lines
 from k2tui.tui.widgets.logview import LogView
 
-KEY_GAP_S, KEY_GLOW_S = 0.1, 3.0  # between frames, and how long after a key
+START_GAP_S, START_S = 0.04, 1.5  # between frames while the first figures come one after another, and how long
+KEY_GAP_S, KEY_GLOW_S = 0.1, 3.0  # the same after a key
 WATCHED_GAP_S, WATCHED_S = 0.5, 30.0  # while somebody is likely to look closely, or a log fills the screen
 IDLE_GAP_S = 1.0
 
@@ -114,7 +115,7 @@ class Dashboard(QuietApp):
         self._is_due = False
         self._next_draw: asyncio.TimerHandle | None = None
         self._last_draw = 0.0
-        self._last_key = time.monotonic() - KEY_GLOW_S
+        self._begun = self._last_key = time.monotonic()
         self._started_s = clock()
         for theme in themes:
             self.register_theme(theme)
@@ -174,6 +175,8 @@ class Dashboard(QuietApp):
 
     def frame_gap(self, now: float) -> float:
         """Seconds between two frames at that (monotonic) time."""
+        if now - self._begun < START_S:
+            return START_GAP_S
         since_key = now - self._last_key
         if since_key < KEY_GLOW_S:
             return KEY_GAP_S
@@ -656,12 +659,12 @@ class Dashboard(QuietApp):
 
     # -- the board
 
-    def _task(self, task_id: str) -> Task | None:
+    def _board_task(self, task_id: str) -> Task | None:
         return next((t for t in self.snap.board.tasks if t.id == task_id), None)
 
     def cycle_task(self, task_id: str) -> None:
         """The next status; one that needs other tasks first is asked about before it starts."""
-        task = self._task(task_id)
+        task = self._board_task(task_id)
         if task is None:
             return
         order = list(TaskStatus)
@@ -676,7 +679,7 @@ class Dashboard(QuietApp):
             return
         from k2tui.tui.screens.dialogs import Confirm
 
-        first = [self._task(i) for i in task.waiting_for]
+        first = [self._board_task(i) for i in task.waiting_for]
         lines: list[Line] = [(Seg(task.content, "bold"),), (), text_line("It needs these first:", "dim")]
         lines += [(Seg(f"  {t.status.value.replace('_', ' ')}  ", "warn"), Seg(t.content)) for t in first if t is not None]
         self.push_screen(Confirm(f"Set to {status.value.replace('_', ' ')}?", lines, "set it all the same"), set_it)
@@ -691,7 +694,7 @@ class Dashboard(QuietApp):
             self.say(f"it is the {'last' if by > 0 else 'first'} one here already", "warning")
 
     def edit_note(self, task_id: str) -> None:
-        task = self._task(task_id)
+        task = self._board_task(task_id)
         if task is None or self.deck is None:
             return
 
@@ -702,7 +705,7 @@ class Dashboard(QuietApp):
         self.deck.ask("note", task.note, done)
 
     def cycle_priority(self, task_id: str) -> None:
-        task = self._task(task_id)
+        task = self._board_task(task_id)
         if task is not None:
             order = ("low", "medium", "high")
             at = order.index(task.priority) if task.priority in order else 1
@@ -719,7 +722,7 @@ class Dashboard(QuietApp):
             self.deck.ask("new task (! first: high priority)", "", done)
 
     def edit_task(self, task_id: str) -> None:
-        task = self._task(task_id)
+        task = self._board_task(task_id)
         if task is None or self.deck is None:
             return
 
@@ -750,7 +753,7 @@ class Dashboard(QuietApp):
             if job is None:
                 return None, None, [row]
         elif panel.startswith("board") or deck.NAME == "board":
-            task = self._task(deck.selected_key("board"))
+            task = self._board_task(deck.selected_key("board"))
             job = job_of(task, self.snap.jobs) if task is not None else None
             if job is None:
                 return None, task, []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from k2tui.core.gpu_series import GpuCurves
-from k2tui.core.ports import Backend, LogPort
 from k2tui.core.snapshot import Snapshot
 from k2tui.errors import NotReadyError
+
+if TYPE_CHECKING:
+    from k2tui.core.gpu_series import GpuCurves
+    from k2tui.core.ports import Backend, LogPort
 
 
 class LateBackend:

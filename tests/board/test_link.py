@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k2tui.core.board import Board, Task, TaskStatus, blocked_by, link, news
+from k2tui.core.board import Board, Task, TaskStatus, link, news
 from k2tui.core.job import Job, JobSpec, JobState, Progress
 from k2tui.sources.plan import PlanFile, default_plan, load_plan
 
@@ -46,6 +46,14 @@ def test_a_task_follows_the_newest_job_of_its_stage() -> None:
     assert one(task, job("x", "train", JobState.RUNNING)).status is PENDING
 
 
+def test_a_job_of_a_pipeline_belongs_to_its_step() -> None:
+    first, again = job("j1", "bench", JobState.SUCCEEDED), job("j2", "bench", JobState.RUNNING)
+    again = replace(again, spec=replace(again.spec, params={"chain": "demo", "step": "bench-draft"}))
+    first = replace(first, spec=replace(first.spec, params={"chain": "demo", "step": "bench"}))
+    assert one(Task("bench", "x", stage="bench"), again, first).status is DONE
+    assert one(Task("bench-draft", "x", stage="bench-draft"), again, first).status is DOING
+
+
 def test_links_by_id_and_by_job() -> None:
     assert one(Task("bench", "x"), job("j", "bench", JobState.RUNNING)).status is DOING
     named = Task("q", "x", job_id="j1")
@@ -81,9 +89,9 @@ def test_dependencies_are_shown() -> None:
             Task("x", "x", DONE, depends=("serve",)),
         )
     )
-    assert blocked_by(link(board, ()), "extract") == ("serve",)
+    assert link(board, ()).tasks[1].waiting_for == ("serve",)
     assert link(board, ()).tasks[2].waiting_for == ()
-    assert blocked_by(link(board, (job("s", "serve", JobState.SUCCEEDED),)), "extract") == ()
+    assert link(board, (job("s", "serve", JobState.SUCCEEDED),)).tasks[1].waiting_for == ()
 
 
 tasks = st.builds(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from k2tui.core.bench import BenchRow
-from k2tui.core.board import Board, Task, TaskStatus
+from k2tui.core.board import Board, Task, TaskStatus, link
 from k2tui.core.gpu import GpuProcess, GpuSample, GpuView
 from k2tui.core.gpu_series import CurveBuilder, GpuCurves
 from k2tui.core.host import HostSample
@@ -315,6 +315,7 @@ class FakeBackend:
         self.on_change: Callable[[], None] | None = None
         self.changes: dict[str, dict[str, str]] = {}
         self.added: list[Task] = []
+        self.moves: list[tuple[str, str]] = []
 
     def start(self, on_change: Callable[[], None]) -> None:
         self.on_change = on_change
@@ -331,7 +332,11 @@ class FakeBackend:
         tasks = tuple(
             replace(t, **{k: TaskStatus(v) if k == "status" else v for k, v in self.changes.get(t.id, {}).items()}) for t in snap.board.tasks
         )
-        return replace(snap, board=replace(snap.board, tasks=(*tasks, *self.added)))
+        now = [*tasks, *self.added]
+        for task_id, other_id in self.moves:
+            ids = [t.id for t in now]
+            now.insert(ids.index(other_id), now.pop(ids.index(task_id)))
+        return replace(snap, board=link(replace(snap.board, tasks=tuple(now)), ()))
 
     def stop(self) -> None:
         self._end.set()
@@ -378,6 +383,10 @@ class FakeBackend:
     def add_task(self, content: str, priority: str = "medium") -> None:
         self._do("add_task", content, priority)
         self.added.append(Task(f"new{len(self.added)}", content, priority=priority))
+
+    def move_task(self, task_id: str, other_id: str) -> None:
+        self._do("move_task", task_id, other_id)
+        self.moves.append((task_id, other_id))
 
     def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
         self._do("end_processes", tuple(targets))

@@ -69,7 +69,7 @@ def line(task: Task, view: View, cells: int, *, is_column: bool = False) -> Line
         tail.append(Seg(f" {fmt.percent(job.progress.done / job.progress.total)}", "info"))
     if task.waiting_for:
         needs = "needs " + ",".join(task.waiting_for)
-        tail.append(Seg(f" {needs}" if cells >= 70 and len(needs) < 24 else " blocked" if not is_column else f" {g.wait}", "warn"))
+        tail.append(Seg(f" {needs}" if cells >= 60 and len(needs) < 24 else " blocked" if not is_column else f" {g.warn}", "warn"))
     if task.priority == "high" and task.status in OPEN:
         tail.append(Seg(f" {g.up}" if is_column else f" {g.up}high", "warn"))
     if cells >= 90:
@@ -92,6 +92,8 @@ def line(task: Task, view: View, cells: int, *, is_column: bool = False) -> Line
 
 def error_rows(view: View, cells: int) -> list[Row]:
     """What is wrong with the plan file, above the last good tasks."""
+    if not view.snap.board.error:
+        return []
     return [Row("", text_line(t, "warn")) for t in wrap(view.snap.board.error, cells, 2, view.glyphs.ellipsis)]
 
 
@@ -125,7 +127,7 @@ def column(name: str, title: str, statuses: Sequence[TaskStatus], help: str) -> 
 
     def draw_column(view: View, width: int, height: int) -> Picture:
         tasks = [t for t in shown(view) if t.status in statuses]
-        rows = error_rows(view, width) if statuses[0] is TaskStatus.PENDING and view.snap.board.error else []
+        rows = error_rows(view, width) if statuses[0] is TaskStatus.PENDING else []
         rows += [Row(t.id, line(t, view, width, is_column=True)) for t in tasks]
         note = [Seg(str(len(tasks)), "dim")]
         if not view.board.is_all and statuses[0] is TaskStatus.PENDING:

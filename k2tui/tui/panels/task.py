@@ -7,6 +7,7 @@ from k2tui.tui import format as fmt
 from k2tui.tui.lines import Line, Picture, Row, Seg, bar, text_line, wrap
 from k2tui.tui.panels import Panel
 from k2tui.tui.panels.board import ROLES, mark, time_of
+from k2tui.tui.panels.jobs import ROLES as JOB_ROLES
 from k2tui.tui.view import View
 
 
@@ -32,11 +33,9 @@ def draw(view: View, width: int, height: int) -> Picture:
         done = other is not None and other.status is TaskStatus.COMPLETED
         sign = view.glyphs.ok if done else view.glyphs.wait
         lines.append((Seg("after  ", "dim"), Seg(f"{sign} ", "ok" if done else "warn"), Seg(other.content if other else need)))
-    if task.stage:
-        lines.append((Seg("stage  ", "dim"), Seg(task.stage, "accent")))
     job = job_of(task, view.snap.jobs)
     if job is not None:
-        lines.append((Seg("job    ", "dim"), Seg(f"{job.spec.id}  {job.state.value}  "), Seg(job.reason, "dim")))
+        lines.append((Seg("job    ", "dim"), Seg(f"{job.spec.id}  "), Seg(f"{job.state.value}  ", JOB_ROLES[job.state]), Seg(job.reason, "dim")))
         if job.waiting_for:
             since = "" if job.waiting_since_s is None else f", for {fmt.age(view.now_s - job.waiting_since_s)}"
             lines.append((Seg("waits  ", "dim"), Seg(f"for {job.waiting_for}{since}", "warn")))
@@ -44,10 +43,10 @@ def draw(view: View, width: int, height: int) -> Picture:
             share = job.progress.done / job.progress.total
             lines.append((Seg("       "), *bar(share, max(4, min(40, width - 16)), "bar", view.glyphs), Seg(f" {fmt.percent(share)}")))
     if task.started_s is not None:
-        spent = ("took   " if task.ended_s is not None else "so far ", time_of(task, view.now_s))
-        begun = fmt.clock(task.started_s) + (f", ended {fmt.clock(task.ended_s)}" if task.ended_s is not None else "")
-        lines.append((Seg("began  ", "dim"), Seg(begun)))
-        lines.append((Seg(spent[0], "dim"), Seg(spent[1])))
+        ended = f", ended {fmt.clock(task.ended_s)}, took " if task.ended_s is not None else ", so far "
+        lines.append((Seg("began  ", "dim"), Seg(f"{fmt.clock(task.started_s)}{ended}{time_of(task, view.now_s)}")))
+    if task.stage:
+        lines.append((Seg("stage  ", "dim"), Seg(task.stage, "accent")))
     if view.snap.board.path:
         lines.append((Seg("file   ", "dim"), *text_line(view.snap.board.path, "faint")))
     return Picture(tuple(Row("", x) for x in lines[:height]))
