@@ -182,10 +182,10 @@ async def test_log_screen_follow_search_filter_errors(make_app: Any) -> None:
         assert all(count <= 21 for _, count in log.asked)  # never more than is visible
         await pilot.press("up")
         await until(pilot, lambda: not view.follow)
-        await pilot.press("e")
-        await until(pilot, lambda: any("no further error" in m[2] for m in app.messages))
+        await pilot.press("e")  # below there is none: from the top again
+        await until(pilot, lambda: view.marked == 57 and any("from the top again" in m[2] for m in app.messages))
         await pilot.press("E")
-        await until(pilot, lambda: view.marked == 57)
+        await until(pilot, lambda: view.marked == 57 and any("the only one" in m[2] for m in app.messages))
         await pilot.press("slash", *"NCCL", "enter")
         await until(pilot, lambda: view.pattern == "NCCL" and view.marked is not None and view.marked != 57)
         first = view.marked
@@ -194,6 +194,10 @@ async def test_log_screen_follow_search_filter_errors(make_app: Any) -> None:
         await pilot.press("N")
         await until(pilot, lambda: view.marked == first)
         await shows(pilot, "[bold]markup[/]")
+        await pilot.press("G", "slash", "end", "ctrl+u", *"NCCL", "enter")  # from the end backwards: the last one
+        await until(pilot, lambda: view.marked == 107)
+        await pilot.press("n")
+        await until(pilot, lambda: view.marked == 5)
         await pilot.press("ampersand", *"nccl", "enter")
         await until(pilot, lambda: view._hits is not None and len(view._hits) == 7 and not view._busy)
         await shows(pilot, "&nccl")

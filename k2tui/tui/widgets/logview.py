@@ -297,10 +297,10 @@ class LogView(RowList):
         if not self.pattern:
             self.action_ask("search")
             return
-        self.find(self.pattern, forward, self._from(forward), f"no further line matches {self.pattern!r}")
+        self.find(self.pattern, forward, self._from(forward), f"no line matches {self.pattern!r}")
 
     def action_error(self, forward: bool) -> None:
-        self.find(ERRORS, forward, self._from(forward), "no further error")
+        self.find(ERRORS, forward, self._from(forward), "no error in this log")
 
     def _from(self, forward: bool) -> int:
         if self.marked is not None:
@@ -309,19 +309,26 @@ class LogView(RowList):
         return first if forward else first + self.inner[1]
 
     def find(self, pattern: str, forward: bool, start: int, nothing: str) -> None:
-        """Search in a thread: a log of gigabytes takes seconds. Backwards finds the last match before `start`."""
+        """Search in a thread: a log of gigabytes takes seconds. Backwards finds the last match before `start`.
+
+        At the end of the log it goes on from the other end, and says so. nothing: said when no line matches at all.
+        """
         port = self.port
         if port is None:
             return
         self._busy = "searching"
         generation = self._generation
 
-        def work() -> int | None:
-            return port.search(pattern, start if forward else max(0, start - 1), forward=forward)
+        def work() -> tuple[int | None, bool]:
+            count = port.line_count()
+            found = port.search(pattern, start if forward else start - 1, forward=forward) if forward or start > 0 else None
+            if found is not None or (start <= 0 if forward else start >= count):
+                return found, False
+            return port.search(pattern, 0 if forward else max(0, count - 1), forward=forward), True
 
         async def run() -> None:
             try:
-                number = await asyncio.to_thread(work)
+                number, is_around = await asyncio.to_thread(work)
             except K2Error as err:
                 self._busy = ""
                 self.post_message(self.Said(err.message, "error"))
@@ -333,8 +340,11 @@ class LogView(RowList):
             if number is None:
                 self.post_message(self.Said(nothing, "warning"))
                 self.poll()
-            else:
-                self.show_line(number)
+                return
+            if is_around:
+                words = "it is the only one" if number == self.marked else f"from the {'top' if forward else 'end'} again"
+                self.post_message(self.Said(words))
+            self.show_line(number)
 
         self.poll()
         self.run_worker(run, exclusive=True, group=f"find-{id(self)}", exit_on_error=False)
