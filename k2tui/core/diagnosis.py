@@ -41,8 +41,28 @@ MIN_STALL_S = {
 }
 
 
+NO_LOG = "not a log of a server, a trainer or a benchmark client"
+
+
 def decide(collector: Collector, facts: Facts) -> Verdict:
     """One verdict from all that was seen. Pure: the same collector and facts give the same verdict."""
+    nobody_told = facts.alive is None and facts.exit_code is None
+    if nobody_told and facts.lines >= 12 and facts.marks * 20 < facts.lines:
+        return Verdict(State.UNKNOWN, "", confidence=0.9, sentence=NO_LOG)
+    verdict = _decide(collector, facts)
+    return verdict._replace(confidence=round(verdict.confidence * _weight(facts), 3))
+
+
+def _weight(facts: Facts) -> float:
+    """0.5 to 1: how much there is to judge by. One bare sentence may come from anywhere; an engine's own log may not."""
+    if facts.alive is not None or facts.exit_code is not None:
+        return 1.0  # it is known what the log belongs to
+    if facts.votes or facts.phase_seen:
+        return min(1.0, 0.8 + 0.02 * (facts.marks + facts.votes))
+    return min(0.8, 0.5 + 0.03 * facts.marks)
+
+
+def _decide(collector: Collector, facts: Facts) -> Verdict:
     chosen = _choose(collector, facts)
     if chosen is not None and CLASSES[chosen.root_cause].group in ("G26", "G25"):
         # what the client counted says more than one refused connection, unless the server is known to be gone
@@ -212,9 +232,9 @@ def _refine_oom(finding: Finding, collector: Collector, facts: Facts) -> Finding
         stage = Phase.TRAIN
     if stage is None and finding.phase is not Phase.BOOT:
         stage = finding.phase
-    other = re.search(r"Process (\d+) has ([\d.]+) (GiB|MiB) memory in use", text)
-    own = re.search(r"this process has ([\d.]+) (GiB|MiB) memory in use", text)
-    total = re.search(r"total capacity of ([\d.]+) GiB", text)
+    other = re.search(r"Process (\d+) has (\d+(?:\.\d+)?) (GiB|MiB) memory in use", text)
+    own = re.search(r"this process has (\d+(?:\.\d+)?) (GiB|MiB) memory in use", text)
+    total = re.search(r"total capacity of (\d+(?:\.\d+)?) GiB", text)
     if other is not None and own is not None:
         theirs = float(other[2]) / (1024 if other[3] == "MiB" else 1)
         ours = float(own[1]) / (1024 if own[2] == "MiB" else 1)
@@ -621,13 +641,15 @@ def _silence(collector: Collector, facts: Facts) -> Verdict:
         else (facts.work_line or facts.last_line)
     )
     if not facts.phase_seen and facts.work_line is None and facts.heartbeats < 6:
+        is_engine = facts.votes > 0 and (facts.marks > 0 or facts.votes * 2 >= facts.lines)
+        is_known = facts.last_line is not None and (facts.alive is True or is_engine)
         return Verdict(
-            State.LOADING if facts.last_line else State.UNKNOWN,
-            "healthy",
+            State.LOADING if is_known else State.UNKNOWN,
+            "healthy" if is_known else "",
             facts.last_line,
             None,
             0.3,
-            sentence="starting" if facts.last_line else "no log yet",
+            sentence="starting" if is_known else NO_LOG if facts.last_line else "no log yet",
         )
     quiet = facts.silence_s
     limit = stall_after_s(facts)

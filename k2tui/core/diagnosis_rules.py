@@ -111,6 +111,9 @@ class Facts(NamedTuple):
     wanted_stop: bool = False
     is_complete: bool = False
     extra: Mapping[str, object] = _NOTHING
+    lines: int = 0  # read, of any kind
+    marks: int = 0  # of them: those that have a log line's form
+    votes: int = 0  # of them: those that an engine's own hand wrote
 
 
 class Verdict(NamedTuple):
@@ -405,7 +408,7 @@ _LOOP = Pattern(r"event_loop_\w+")
 _LOSS = Pattern(r"\bloss\b['\" ]*[=: ]+ *([\d.]+|nan)", re.I)
 _ACC = Pattern(r"\bacc(?:uracy)?(?:_\d+)?\b['\" ]*[=: ]+ *([\d.]+)", re.I)
 _STEP = Pattern(r"(\d+)/(\d+) \[")
-_AVAIL = Pattern(r"Load weight begin\. avail mem=([\d.]+) GB")
+_AVAIL = Pattern(r"Load weight begin\. avail mem=(\d+(?:\.\d+)?) GB")
 _NUMBERS: tuple[tuple[str, Pattern], ...] = tuple(
     (name, Pattern(pattern, re.I))
     for name, pattern in (

@@ -67,7 +67,7 @@ _WRAPPERS: tuple[tuple[str, Pattern], ...] = (
             + r") [\w.-]+ (?:(?P<name>[\w.@:/-]{1,80}?)\[\d+\]|kernel): ?"
         ),
     ),
-    ("compose", Pattern(r"(?P<name>[A-Za-z][\w.-]{0,80}?) +\| ?(?!\s*\d+/\d+ \[)")),
+    ("compose", Pattern(r"\[?(?P<name>[A-Za-z][\w.-]{0,80}?)\]? +\| ?(?!\s*\d+/\d+ \[)")),
     ("pod", Pattern(r"\[pod/(?P<name>[\w./-]+)\] ")),
     (
         "ray",

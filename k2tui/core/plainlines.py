@@ -10,15 +10,14 @@ import re
 from collections import deque
 from typing import NamedTuple
 
-KEEP = 16  # newest batch lines that are kept
+KEEP = 16  # newest decode lines that are kept
 _KEEP_B = 16 << 10  # they nearly always stand in so many bytes
 
-_STAMP = re.compile(
-    rb"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-)
+_STAMP = re.compile(rb"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?")
 _ANY_STAMP = rb"[\dT:.,Z+ -]{8,40}"
 _ACCESS = rb'INFO:     [^\[\n"]*+"[A-Z]+ /[^\[\n" ]*+ HTTP/1\.1" [1-4].*+\n'
 _BATCH = rb"(?:Decode|Prefill) batch[,.] #.*+\n"
+_ANSWER_WORDS = b'"POST /'
 _ANSWER = re.compile(rb'"POST /(?:generate|v1/)[^\n"]* HTTP/1\.1" [123]')
 
 
@@ -32,7 +31,7 @@ _WORTH_READING = (
 
 
 class Run(NamedTuple):
-    """Lines data[start:stop], the first of which is line number `no`; at least `batches` of them are batch lines."""
+    """Lines data[start:stop], the first of which is line number `no`; `batches` of them are decode lines."""
 
     no: int
     data: bytes
@@ -49,8 +48,9 @@ class PlainLines:
         self._prefix = b"\x00"
         self._runs: deque[Run] = deque()
         self._batches = 0
-        self._health: tuple[int, bytes] | None = None
-        self._answer: tuple[int, bytes] | None = None
+        self._others: dict[
+            bytes, tuple[int, bytes]
+        ] = {}  # newest prefill and health line, an answered request
         self._shapes: dict[bytes, bool] = {}  # a line without head and digits -> does it say nothing?
         self.usual(b"")
 
@@ -70,7 +70,9 @@ class PlainLines:
             if len(self._patterns) > 32:
                 self._patterns.clear()
             known = self._patterns[shape] = (
-                re.compile(rb"(?:" + shape + rb"\[[^\[\]\n]{8,80}\] (?:" + _BATCH + rb"|" + _ACCESS + rb"))++"),
+                re.compile(
+                    rb"(?:" + shape + rb"\[[^\[\]\n]{8,80}\] (?:" + _BATCH + rb"|" + _ACCESS + rb"))++"
+                ),
                 re.compile(rb"(?:" + shape + rb"(?:\(APIServer pid=\d+\) )?" + _ACCESS + rb")++"),
                 re.compile(shape + rb"\[[^\[\]\n]{8,80}\] "),
                 prefix.count(b"["),
@@ -133,44 +135,42 @@ class PlainLines:
     def _note(self, no: int, data: bytes, start: int, stop: int, lines: int) -> None:
         run = Run(no, data, start, stop, 0)
         first = start if stop - start <= _KEEP_B else data.find(b"\n", stop - _KEEP_B) + 1
-        kept = data[first:stop]
-        batches = kept.count(b" batch, #") + kept.count(b" batch. #")
+        kept = data[first:stop]  # does not hold the whole block in memory
+        batches = kept.count(b"Decode batch")
         if batches < KEEP and first > start:
-            kept, first, batches = data[start:stop], start, 1  # few and far between: at least one, or none
+            kept = data[start:stop]  # few and far between
+            batches = kept.count(b"Decode batch")
         if batches:
             self._runs.append(Run(no + lines - kept.count(b"\n"), kept, 0, len(kept), batches))
             self._batches += batches
             while self._batches - self._runs[0].batches >= KEEP:
                 self._batches -= self._runs.popleft().batches
-        at = run.data.rfind(b"GET /health", run.start, run.stop)
-        if at >= 0:
-            self._health = _line_at(run, at)
-        if self._answer is None:
-            at = run.data.find(b'"POST /', run.start, run.stop)
-            found = _ANSWER.search(run.data, at, run.stop) if at >= 0 else None
+        for words in (b"Prefill batch", b"GET /health"):
+            if (at := data.rfind(words, start, stop)) >= 0:
+                self._others[words] = _line_at(run, at)
+        if _ANSWER_WORDS not in self._others:
+            at = data.find(_ANSWER_WORDS, start, stop)
+            found = _ANSWER.search(data, at, stop) if at >= 0 else None
             if found:
-                self._answer = _line_at(run, found.start())
+                self._others[_ANSWER_WORDS] = _line_at(run, found.start())
 
     def newest(self) -> list[tuple[int, bytes]]:
         """(line number, bytes) of the lines that count, oldest first, and forget them."""
-        if not self._runs and self._health is None and self._answer is None:
-            return []
-        kept: dict[int, bytes] = {}
+        kept: dict[int, bytes] = dict(self._others.values())
+        decodes = 0
         for run in reversed(self._runs):
             no, at = run.no + run.data.count(b"\n", run.start, run.stop), run.stop
-            while at > run.start and len(kept) < KEEP:
+            while at > run.start and decodes < KEEP:
                 first = run.data.rfind(b"\n", run.start, at - 1) + 1 or run.start
                 no -= 1
                 line = run.data[first : at - 1]
-                if b" batch, #" in line or b" batch. #" in line:
+                if b"Decode batch" in line:
                     kept[no] = line
+                    decodes += 1
                 at = first
-        for extra in (self._health, self._answer):
-            if extra is not None:
-                kept[extra[0]] = extra[1]
         self._runs.clear()
         self._batches = 0
-        self._health = self._answer = None
+        self._others.clear()
         return sorted(kept.items())
 
 

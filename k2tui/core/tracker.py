@@ -194,6 +194,7 @@ class _Lane:
         self._log_s: float | None = None
         self._collector = Collector()
         self._votes: dict[str, int] = {}
+        self._lines = self._marks = 0  # lines read, and those that have a log line's form
         self._is_told = False  # the arguments' line named the engine
         self._wrap_offset: float | None = None
         self._own_stamps = False
@@ -236,7 +237,7 @@ class _Lane:
             line = self._timed(line)
         start = self._start
         if is_plain:
-            event = self._parse(line, "")
+            event = self._parse(line, self._detect(line) if self._detect else "")
             if event is not None:
                 if line.at_s is not None:
                     self._log_s = start.last_s = line.at_s
@@ -256,6 +257,8 @@ class _Lane:
             if not self._engine or (not self._is_told and votes > self._votes.get(self._engine, 0)):
                 self._engine = found
         event = self._parse(line, found)
+        self._lines += 1
+        self._marks += _has_form(line, event)
         if event is not None:
             self.before_event()
             if start.compile_line is not None and isinstance(event, PhaseEdge | ReadyLine | Listening):
@@ -934,6 +937,9 @@ class _Lane:
             wanted_stop=seen.wanted_stop,
             is_complete=bool(seen.is_complete),
             extra=seen.extra,
+            lines=self._lines,
+            marks=self._marks,
+            votes=sum(self._votes.values()),
         )
 
 
@@ -1186,6 +1192,23 @@ _REQUEST_PATHS = frozenset(
         "/v1/messages",
     }
 )
+
+
+_FORM = Pattern(  # an exception, a row of a result table, a trainer's dict
+    r"\s*(?:(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b|[A-Z][\w ()/%-]+: {2,}-?[\d.]+\s*$|={8,}|\{'\w+': )"
+)
+
+
+def _has_form(line: Line, event: Event | None) -> bool:
+    """Does it look like a line of a log (stamp, level, rank, wrapper, trace, bar, an engine's own sentence), not like prose?"""
+    if line.at_s is not None or line.level or line.rank or line.process or line.source:
+        return True
+    body = line.body
+    if event is not None and body[:1].isalnum() and not isinstance(event, PhaseEdge):
+        return True
+    if isinstance(event, PhaseEdge) and (event.phase not in _CLIENT_PHASES or event.edge == "metrics"):
+        return body[:1].isalnum()
+    return 'File "' in body or body.startswith("Traceback") or _FORM.match(body) is not None
 
 
 def _year_of(now_s: float) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from k2tui.core.diagnosis import Finding, Verdict
 from k2tui.core.eta import EtaModel
-from k2tui.core.load import LoadView, Phase
+from k2tui.core.load import LoadView, Phase, State
 from k2tui.core.loadlines import Line, is_newest_first, read_lines, turn
 from k2tui.core.patterns import Pattern
 from k2tui.core.tracker import Evidence, LoadTracker
@@ -86,11 +86,11 @@ class Reading:
             "state": str(view.state),
             "phase": str(view.phase),
             "shards": shards,
-            "root_cause": verdict.root_cause or "healthy",
+            "root_cause": verdict.root_cause or ("unknown" if view.state is State.UNKNOWN else "healthy"),
             "root_cause_group": verdict.group,
             "proof_line": view.proof_line,
             "proof_line_no": view.proof_line_no,
-            "remedy": verdict.remedy or "None needed.",
+            "remedy": verdict.remedy or ("" if view.state is State.UNKNOWN else "None needed."),
             "confidence": round(verdict.confidence, 2),
             "software": view.engine,
             "version": view.version,

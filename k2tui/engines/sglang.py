@@ -78,7 +78,7 @@ ENGINE = Engine(
     process_titles=("sglang::", "sglang "),
 )
 
-_ELAPSED = Pattern(r"(?:elapsed=|Time elapsed: ?)([\d.]+) ?s")
+_ELAPSED = Pattern(r"(?:elapsed=|Time elapsed: ?)(\d+(?:\.\d+)?) ?s")
 _TYPE = Pattern(r"type=([\w.]+)")
 _PAIR = Pattern(r"([#A-Za-z][\w #./()-]*?):\s*(-?[\d.]+(?:[eE][+-]?\d+)?|True|False|nan|inf)(?=[,\s%]|$)")
 _ARG = {
@@ -250,7 +250,7 @@ _LINES: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
     ("kill_process_tree called", _kill_tree),
     ("is still supported, but 'sglang serve'", lambda t: EngineArgs("sglang")),
 )  # fmt: skip
-_MAKE = dict(_LINES)
+_MAKE: dict[str, Callable[[str], Event | None]] = dict(_LINES)
 _WORDS = Words(_MAKE)
 _CAPTURE = Pattern(
     r"[Cc]apture (?:\S+ ){0,3}?(?:cuda|CUDA|cpu|CPU|npu|NPU) graph (begin|end|failed|bs)", re.ASCII

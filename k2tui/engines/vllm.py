@@ -61,7 +61,7 @@ ENGINE = Engine(
     process_titles=("VLLM::",),
 )
 
-_TOOK = Pattern(r"took ([\d.]+) (?:s\b|seconds|secs)|(?:and|in) ([\d.]+) (?:seconds|secs|s\b)")
+_TOOK = Pattern(r"took (\d+(?:\.\d+)?) (?:s\b|seconds|secs)|(?:and|in) (\d+(?:\.\d+)?) (?:seconds|secs|s\b)")
 _VERSION = Pattern(r"(?:version |\(v)(\d[\w.+-]*)")
 _MODEL = Pattern(
     r"(?:model=|'model': |'model_tag': |speculative_config=.{0,0}|model load(?:ing)? )['\"]([^'\"]+)['\"]"
@@ -71,10 +71,10 @@ _PORT = Pattern(r"['\"]?\bport['\"]?[=:] ?(\d+)")
 _URL = Pattern(r"on (https?://[^\s,]+)")
 _STATS = Pattern(r"([A-Z][A-Za-z ]+?):? ([\d.]+)(?: tokens/s| reqs|%)")
 _MEAN = Pattern(
-    r"Mean acceptance length: ([\d.]+)|System efficiency: [\d.]+.*?Number of accepted tokens: \d+"
+    r"Mean acceptance length: (\d+(?:\.\d+)?)|System efficiency: [\d.]+.*?Number of accepted tokens: \d+"
 )
 _SPEC_TOKENS = Pattern(r"Per-position acceptance rate: ([\d., ]+)")
-_RATE = Pattern(r"[Dd]raft acceptance rate: ([\d.]+)")
+_RATE = Pattern(r"[Dd]raft acceptance rate: (\d+(?:\.\d+)?)")
 
 
 def _edge(
@@ -200,7 +200,7 @@ _LINES: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
     ("WorkerProc hit an exception", lambda t: Dying("worker failed")),
     ("Engine loop has died", lambda t: Dying("engine died")),
 )  # fmt: skip
-_MAKE = dict(_LINES)
+_MAKE: dict[str, Callable[[str], Event | None]] = dict(_LINES)
 _WORDS = Words(_MAKE)
 
 

@@ -15,7 +15,7 @@ from k2tui.errors import K2Error, UsageError
 HELP = "find the cause in a log: state, phase, proving line, remedy"
 DESCRIPTION = (
     "Reads the log of an SGLang or vLLM server, a trainer or a benchmark client and says what happened. LOG is a file or - for "
-    "standard input. Exit code 0: healthy, 1: failed, 3: loading, stalled or degraded."
+    "standard input. Exit code 0: healthy, 1: failed, 3: loading, stalled or degraded, 4: this is no such log."
 )
 
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             for finding in reading.findings:
                 print(f"  line {finding.line.no}: {finding.root_cause}: {finding.line.raw[:300]}")
     state = answer["state"]
-    return 1 if state == "failed" else 0 if state in ("ready", "stopped") else 3
+    return {"failed": 1, "ready": 0, "stopped": 0, "unknown": 4}.get(state, 3)
 
 
 def _fits(key: str, value: object) -> bool:
@@ -105,6 +105,8 @@ def _read_log(name: str, now_s: float) -> tuple[Iterable[bytes], float | None]:
 def _print(answer: dict[str, Any], sentence: str) -> None:
     software = " ".join(str(answer[k]) for k in ("software", "version") if answer[k])
     print(f"{answer['state']}: {sentence or answer['root_cause']}")
+    if answer["state"] == "unknown":
+        return
     print(f"  phase       {answer['phase']}" + (f"   ({software})" if software else ""))
     shards = answer["shards"]
     if shards and shards.get("total"):

@@ -47,8 +47,15 @@ def test_junk_gets_an_answer(tmp_path, content):
     path = tmp_path / "junk.log"
     path.write_bytes(content)
     run = diagnose("--json", str(path))
-    assert json.loads(run.stdout)["root_cause"] == "healthy"
+    got = json.loads(run.stdout)
+    assert (got["state"], got["root_cause"], run.returncode) == ("unknown", "unknown", 4)
     assert b"Traceback" not in run.stderr
+
+
+def test_what_is_no_log_is_told_so():
+    run = diagnose(str(Path(__file__).parent.parent.parent / "README.md"))
+    assert run.returncode == 4 and run.stderr == b""
+    assert run.stdout.decode().strip() == "unknown: not a log of a server, a trainer or a benchmark client"
 
 
 @pytest.mark.parametrize("kind", ["folder", "missing", "fifo", "context"])

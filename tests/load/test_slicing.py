@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from k2tui.core.loadlines import HEAD_B, TAIL_B, LineCutter
+from k2tui.core.loadlines import HEAD_B, TAIL_B, LineCutter, read_lines
 from k2tui.engines._reading import load_tracker
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -122,3 +122,55 @@ def test_a_second_container_is_noticed_among_bulk_lines():
     tracker = load_tracker()
     tracker.feed(b"".join(lines + other), NOW)
     assert set(tracker.views(NOW)) == {"llm-1", "llm-2"}
+
+
+_BULK = [
+    b"[2026-11-29 18:10:00 TP0] Decode batch, #running-req: 3, #token: 21, accept len: 1.93, gen throughput (token/s): 3.12, #queue-req: 0\n",
+    b"[2026-11-29 18:10:01 TP0] Decode batch, #running-req: 9, #token: 21, accept len: 1.05, gen throughput (token/s): 7.12, #queue-req: 4\n",
+    b"[2026-11-29 18:10:02 TP0] Prefill batch, #new-seq: 1, #new-token: 812, #cached-token: 0, token usage: 0.30, #running-req: 12, #queue-req: 0, \n",
+    b'[2026-11-29 18:10:03] INFO:     10.0.0.7:41230 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n',
+    b'INFO:     10.0.0.7:41230 - "GET /health HTTP/1.1" 200 OK\n',
+    b'[2026-11-29 18:10:04] INFO:     10.0.0.7:41230 - "GET /health HTTP/1.1" 200 OK\n',
+    b'[2026-11-29 18:10:05] INFO:     10.0.0.7:41230 - "POST /generate HTTP/1.1" 503 Service Unavailable\n',
+    b"[2026-11-29 18:10:06 TP0] Received output for rid=77 but the state was deleted in TokenizerManager.\n",
+    b"[2026-11-29 18:10:06 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 3\n",
+    b"[2026-11-29 18:10:07 TP0] Decode batch, #running-req: 3, [2026-11-29 18:10:07 TP1] Scheduler hit an exception: Traceback\n",
+    b"[2026-11-29 18:10:08 TP1] Decode batch, #running-req: 3, #token: 2\r\n",
+    b"\rshards:  5% Completed | 1/20 [00:01<00:02, 1.0it/s]\r\n",
+    b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
+    b"[2026-11-29 18:10:09] SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n",
+    b"[2026-11-29 18:10:10] server_args=ServerArgs(model_path='/models/other', tp_size=2, port=30000)\n",
+    b"[2026-11-29 18:10:11 TP0] Load weight begin. avail mem=138.34 GB\n",
+    b"[2026-11-29 18:10:12] The server is fired up and ready to roll!\n",
+    b"\n",
+]  # fmt: skip
+_HEADS = {
+    "SGLang": (FIXTURES / "sglang/0.5.23/llama-ready.log").read_bytes().splitlines(keepends=True)[-40:],
+    "vLLM": (FIXTURES / "vllm/0.32.0/ready.log").read_bytes().splitlines(keepends=True)[-40:],
+}
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(sorted(_HEADS)),
+    st.sampled_from([b"", b"2026-11-29T18:10:00.123456789Z ", b"2026-11-29T18:10:00.1Z stdout F ", b"llm  | "]),
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, len(_BULK) - 1), st.integers(1, 3)),
+            st.tuples(st.integers(0, 4), st.integers(1, 90)),
+        ),
+        max_size=25,
+    ),
+    st.lists(st.integers(0, 30_000), max_size=8),
+)
+def test_runs_passed_over_in_bulk_say_what_line_by_line_says(head, prefix, runs, cuts):
+    lines = [*_HEADS[head], *(_BULK[kind] for kind, count in runs for _ in range(count))]
+    data = b"".join(prefix + line for line in lines)
+    one = load_tracker()
+    one.feed_lines(read_lines(data, 2026), NOW)
+    slow, (fast, _, history) = one.view(NOW), view_of(data, cuts)
+    for name in ("state", "phase", "target", "decode", "root_cause", "proof_line", "proof_line_no", "verdict", "ready_s", "engine", "model"):
+        assert getattr(fast, name) == getattr(slow, name), name
+    assert [(h.state, h.phase, h.model, h.first_line_no) for h in history] == [
+        (h.state, h.phase, h.model, h.first_line_no) for h in one.history
+    ]
