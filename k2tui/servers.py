@@ -20,10 +20,12 @@ from k2tui.errors import K2Error, NotReadyError
 from k2tui.jobs import folder
 from k2tui.sources import loadhistory
 from k2tui.sources.http import ServerProbe
+from k2tui.sources.logindex import count_lines, newest_start_at
 from k2tui.sources.proctree import ProcTree, TreeSample
 from k2tui.sources.tail import Tail
 
-_CATCH_UP_B = 8 << 20  # a log that is longer is read from its last 8 MiB on
+_CATCH_UP_B = 128 << 20  # the newest start is looked for in the last 128 MiB of a log
+_COUNT_B = 64 << 20  # of what lies before it, lines are counted in such steps (50 ms)
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ class Follower:
         self._tree_pid: int | None = None
         self._sample: TreeSample | None = None
         self._grew_s = time.time()
-        self._generation = 0
         self._last_size = -1
+        self._generation = 0
+        self._before_b = self._counted_b = 0  # bytes of the log that were not read, and those whose lines are counted
+        self._lines_before = 0  # what a line's number in the tracker lacks to be its number in the file
         self._shards: ShardCount | None = None  # as last seen
         self._shard_sizes: list[int] = []
         if learns and target.model and Path(target.model).is_dir():
@@ -85,8 +89,12 @@ class Follower:
         if target.log is not None:
             self._tail = Tail(target.log)
             size = self._tail.size()
-            if size is not None and size > _CATCH_UP_B:
-                self._tail.offset = size - _CATCH_UP_B
+            if size is not None:
+                try:
+                    self._tail.offset = self._before_b = newest_start_at(target.log, _CATCH_UP_B)
+                except OSError:  # gone in this moment: the tail waits for it
+                    pass
+            self._generation = self._tail.generation
             changed = self._tail.modified_s()
             if changed is not None:
                 self._grew_s = changed
@@ -108,12 +116,41 @@ class Follower:
                 if got == 0 and self._last_size >= 0:
                     self._grew_s = now_s
                 got += len(data)
+                if self._tail.generation != self._generation:  # another file by that name: its lines count from 1
+                    self._generation = self._tail.generation
+                    self._before_b = self._counted_b = 0
+                    self._lines_before = 1 - self.tracker.line_no
                 self.tracker.feed(data, now_s)
             self.error = ""
         except K2Error as err:
             self.error = err.message
         self._last_size = got
+        if self._counted_b < self._before_b:
+            self.number_lines(_COUNT_B)
         return got > 0
+
+    def number_lines(self, budget_b: int = 1 << 62) -> None:
+        """Count the lines of the part that was not read, at most budget_b of it: until then a proof has no line number."""
+        if self.target.log is None or self._counted_b >= self._before_b:
+            return
+        end = min(self._before_b, self._counted_b + budget_b)
+        try:
+            self._lines_before += count_lines(self.target.log, self._counted_b, end)
+        except OSError:
+            return
+        self._counted_b = end
+
+    def _numbered(self, load: LoadView) -> LoadView:
+        """Line numbers as in the file."""
+        shift, known = self._lines_before, self._counted_b >= self._before_b
+        if shift == 0 and known:
+            return load
+
+        def number(no: int | None) -> int | None:
+            return no + shift if known and no is not None and no + shift > 0 else None
+
+        spans = tuple(replace(span, line_no=number(span.line_no)) for span in load.phases)
+        return replace(load, proof_line_no=number(load.proof_line_no), phases=spans)
 
     def look(self, now_s: float) -> None:
         """Look at the processes behind the log."""
@@ -171,7 +208,7 @@ class Follower:
         return self.tracker.view(now_s)
 
     def view(self, now_s: float, http: HttpStatus | None) -> ServerView:
-        load = self.load_view(now_s, http)
+        load = self._numbered(self.load_view(now_s, http))
         self._shards = load.target
         if load.proof_line:
             load = replace(load, proof_line=mask_text(load.proof_line))  # a log may repeat a key that was on the command line
@@ -211,7 +248,7 @@ def _view_of_http(http: HttpStatus | None) -> LoadView:
 
 
 def look_once(target: Target, now_s: float | None = None, *, ask: bool = True, timeout_s: float = 0.5) -> ServerView:
-    """One picture of one target, for commands that do not stay: reads the log (its last 8 MiB), asks the server once."""
+    """One picture of one target, for commands that do not stay: reads the log (its newest start), asks the server once."""
     now = time.time() if now_s is None else now_s
     follower = Follower(target)
     try:
@@ -222,6 +259,8 @@ def look_once(target: Target, now_s: float | None = None, *, ask: bool = True, t
         url = target.url or follower.tracker.view(now).url
         http = ServerProbe(url, timeout_s).poll(now) if ask and url and not is_over else None
         follower.join(now, http)
+        if follower.view(now, http).load.state is not State.READY:  # its proof is worth counting a long log's lines
+            follower.number_lines()
         return follower.view(now, http)
     finally:
         follower.close()

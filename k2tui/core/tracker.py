@@ -947,6 +947,7 @@ class LoadTracker:
     """feed(bytes), evidence(facts), view(). One log; the newest start counts, earlier ones are `history`.
 
     parsers: engine name -> parse_line. detect: line -> engine name or "". eta: learned from earlier starts, else linear.
+    first_line_no: of the first line that is fed, when the log is not read from its beginning.
     A log that several containers share is read as several engines; the view is the one in the worst state.
     """
 
@@ -958,11 +959,13 @@ class LoadTracker:
         clients: Parser | None = None,
         eta: EtaModel | None = None,
         stall_s: float = 0.0,
+        first_line_no: int = 1,
     ) -> None:
         model: EtaModel = eta or LinearEta()
         self._parsers = parsers
         self._make = lambda: _Lane(parsers, detect, clients, model, stall_s)
         self._cutter = LineCutter()
+        self._cutter.line_no = first_line_no
         self._reader = LineReader()
         self._lanes: dict[str, _Lane] = {}
         self._lane = self._open_lane("")
@@ -970,6 +973,11 @@ class LoadTracker:
         self._words: dict[str, int] = {}
         self._plain = PlainLines()
         self.bytes_fed = 0
+
+    @property
+    def line_no(self) -> int:
+        """Number of the line that the next byte belongs to."""
+        return self._cutter.line_no
 
     # --- input -----------------------------------------------------------------------------------------------------
 

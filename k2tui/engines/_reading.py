@@ -48,7 +48,7 @@ def detect(line: Line) -> str:
     return "sglang" if any(words in text for words in _SGLANG_SAYS) else ""
 
 
-def load_tracker(*, eta: EtaModel | None = None, stall_s: float = 0.0) -> LoadTracker:
+def load_tracker(*, eta: EtaModel | None = None, stall_s: float = 0.0, first_line_no: int = 1) -> LoadTracker:
     """A LoadTracker that understands SGLang, vLLM, the embedded engine, trainers and benchmark clients.
 
     eta: `core.eta` model learned from earlier starts (`sources.loadhistory`); None = linear. stall_s: a fixed limit of
@@ -60,6 +60,7 @@ def load_tracker(*, eta: EtaModel | None = None, stall_s: float = 0.0) -> LoadTr
         clients=_clients.parse_line,
         eta=eta,
         stall_s=stall_s,
+        first_line_no=first_line_no,
     )
 
 
@@ -100,10 +101,12 @@ class Reading:
 _TURNED_PIECES = 64  # an export is turned round in memory: at most this many pieces of it
 
 
-def read_whole(data: bytes | Iterable[bytes], now_s: float, evidence: Evidence) -> Reading:
+def read_whole(
+    data: bytes | Iterable[bytes], now_s: float, evidence: Evidence, *, first_line_no: int = 1
+) -> Reading:
     """Read a log that is not followed, in any number of pieces. A newest-first export is turned round; line numbers stay
-    those of the file."""
-    tracker = load_tracker()
+    those of the file. first_line_no: when the data is not the file's beginning."""
+    tracker = load_tracker(first_line_no=first_line_no)
     year = time.localtime(now_s).tm_year
     pieces = iter([data] if isinstance(data, bytes) else data)
     first = next(pieces, b"")

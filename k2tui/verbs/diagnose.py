@@ -57,13 +57,14 @@ def run(args: argparse.Namespace) -> int:
 
     context = read_context(args.context)
     now = time.time()
-    data, silence = _read_log(args.log, now)
+    data, silence, first_line_no = _read_log(args.log, now)
     if args.context is None and silence is not None:
         context.setdefault("silence_s", silence)
     names = set(Evidence._fields) - {"extra", "is_complete"}
     known = {k: v for k, v in context.items() if k in names and _fits(k, v)}
     extra: Mapping[str, object] = {k: v for k, v in context.items() if k not in known}
-    reading = read_whole(data, now, Evidence(**known, extra=extra, is_complete=True))
+    evidence = Evidence(**known, extra=extra, is_complete=True)
+    reading = read_whole(data, now, evidence, first_line_no=first_line_no)
     answer = reading.answer()
     if args.json:
         print(json.dumps(answer, ensure_ascii=False))
@@ -84,13 +85,13 @@ def _fits(key: str, value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _read_log(name: str, now_s: float) -> tuple[Iterable[bytes], float | None]:
-    """The bytes that decide, and how long ago the file last changed (None for a stream)."""
-    from k2tui.sources.logindex import chunks, newest_start_at
+def _read_log(name: str, now_s: float) -> tuple[Iterable[bytes], float | None, int]:
+    """The bytes that decide, how long ago the file last changed (None for a stream), and the number of their first line."""
+    from k2tui.sources.logindex import chunks, count_lines, newest_start_at
     from k2tui.sources.tail import Tail
 
     if name == "-":
-        return iter(lambda: sys.stdin.buffer.read(1 << 20), b""), None
+        return iter(lambda: sys.stdin.buffer.read(1 << 20), b""), None, 1
     with Tail(name) as tail:
         if tail.is_missing:
             raise K2Error(f"no such file: {name}", "check the path")
@@ -99,7 +100,9 @@ def _read_log(name: str, now_s: float) -> tuple[Iterable[bytes], float | None]:
                 f"{name} is not a regular file", f"read it through standard input: k2tui diagnose - < {name}"
             )
         modified = tail.modified_s()
-    return chunks(name, newest_start_at(name)), None if modified is None else max(0.0, now_s - modified)
+    begin = newest_start_at(name)
+    silence = None if modified is None else max(0.0, now_s - modified)
+    return chunks(name, begin), silence, 1 + count_lines(name, 0, begin)
 
 
 def _print(answer: dict[str, Any], sentence: str) -> None:
