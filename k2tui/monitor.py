@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from k2tui import benchdb, paths, stages
 from k2tui.config import Config
 from k2tui.core.bench import BenchRow
 from k2tui.core.board import Board
-from k2tui.core.chain_view import ChainView
 from k2tui.core.gpu import GpuView, JobProcess, with_jobs
 from k2tui.core.gpu_series import GpuCurves
 from k2tui.core.job import Job
@@ -28,24 +27,27 @@ from k2tui.core.load import LoadView, State
 from k2tui.core.ports import LogPort
 from k2tui.core.server_jobs import is_live, shown_servers
 from k2tui.core.snapshot import Notice, ServerView, Snapshot, StageInfo
-from k2tui.core.training import TrainView
-from k2tui.core.tuning import TuneView
 from k2tui.errors import K2Error, NotReadyError
 from k2tui.jobs import folder
-from k2tui.lifecycle import Ending
 from k2tui.notify import Notifier
-from k2tui.orders import open_plan, preview_stage, submit_stage
+from k2tui.orders import preview_stage, submit_stage
+from k2tui.plans import open_plan
 from k2tui.servers import Follower, Target, target_of
-from k2tui.sources.chain import ChainReader
 from k2tui.sources.gpuhistory import GpuHistory, read_curves
 from k2tui.sources.host import HostSampler
 from k2tui.sources.http import HttpPoller
 from k2tui.sources.logindex import LogFile
 from k2tui.sources.nvml import NvmlSampler
 from k2tui.sources.procs import describe_process, end_processes
-from k2tui.sources.replay import Replay
-from k2tui.sources.training import TrainingReader
-from k2tui.tune.folder import TuneFolder
+
+if TYPE_CHECKING:
+    from k2tui.core.chain_view import ChainView
+    from k2tui.core.training import TrainView
+    from k2tui.core.tuning import TuneView
+    from k2tui.lifecycle import Ending
+    from k2tui.sources.chain import ChainReader
+    from k2tui.sources.replay import Replay
+    from k2tui.sources.training import TrainingReader
 
 _STEP_S = 0.25  # logs
 _LOOK_S = 1.0  # jobs, processes, plan, rows
@@ -89,8 +91,11 @@ class Monitor:
     ) -> None:
         self._config = config
         self._watch = list(watch)
-        self._replay = Replay(replay) if replay is not None else None
-        if self._replay is not None:
+        self._replay: Replay | None = None
+        if replay is not None:
+            from k2tui.sources.replay import Replay
+
+            self._replay = Replay(replay)
             self._watch.append(Target(key=f"replay {self._replay.path.name}", title=f"replay of {self._replay.path.name}", log=self._replay.path))
         self._is_demo = is_demo
         self._profile = profile or config.default_profile
@@ -109,7 +114,7 @@ class Monitor:
         self._servers: tuple[ServerView, ...] = ()
         self._notices: list[Notice] = []
         self._alerts: list[tuple[int, str]] = []
-        self._is_whole = False
+        self._is_whole = self._has_looked = False
         self._ready: list[str] = []
         self._notifier = Notifier(config.notify, write=self._alert, on_error=lambda text: self._note("warning", text, key="notify"))
         self._errors: dict[str, str] = {}
@@ -117,7 +122,7 @@ class Monitor:
         self._chain_file = "asset:demo" if is_demo else ""
         self._chain_reader: ChainReader | None = None
         self._chain: ChainView | None = None
-        self._train_reader = TrainingReader()
+        self._train_reader: TrainingReader | None = None
         self._training: TrainView | None = None
         self._lock = threading.Lock()
         self._halt = threading.Event()
@@ -254,8 +259,10 @@ class Monitor:
         self._plan.poll()
         self._board = self._plan.linked(self._jobs, self._ready)
         self._read_bench()
-        self._read_tune()
-        self._read_chain()
+        if self._has_looked:  # screens of their own: they can wait until the first one stands
+            self._read_tune()
+            self._read_chain()
+        self._has_looked = True
 
     def _step(self, now: float) -> bool:
         changed = False
@@ -334,7 +341,9 @@ class Monitor:
 
     def _read_chain(self) -> None:
         """The pipeline of this folder (a run that goes on names its own), and the newest training."""
-        from k2tui.jobs.chain import load_chain  # only after the first paint
+        from k2tui.jobs.chain import load_chain
+        from k2tui.sources.chain import ChainReader
+        from k2tui.sources.training import TrainingReader
 
         run = next((j for j in self._jobs if j.spec.stage == "pipeline" and not j.state.is_final), None)
         file = str(run.spec.params.get("file") or "") if run is not None else self._chain_file
@@ -345,10 +354,14 @@ class Monitor:
             self._errors.pop("chain", None)
         except K2Error as err:
             self._note("warning", err.message, key="chain")
+        if self._train_reader is None:
+            self._train_reader = TrainingReader()
         self._training = self._train_reader.look(self._jobs)
 
     def _read_tune(self) -> None:
         """The newest tuning run; what it does now counts only while its job lives."""
+        from k2tui.tune.folder import TuneFolder
+
         run = TuneFolder.newest()
         if run is None:
             return
@@ -394,6 +407,8 @@ class Monitor:
 
     def stop_job(self, job_id: str) -> None:
         if folder.get(job_id).spec.kind == "server":
+            from k2tui.lifecycle import Ending
+
             ending = Ending(job_id, self._nvml.latest)
             ending.order()
             threading.Thread(target=self._see_out, args=(ending,), name="ending", daemon=True).start()

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from k2tui import doctor, paths, stages
+from k2tui import stages
 from k2tui.config import Config, Profile
 from k2tui.core.job import JobSpec
 from k2tui.core.job_mask import mask_argv
 from k2tui.errors import K2Error
 from k2tui.jobs import folder
-from k2tui.sources.plan import PlanFile
 from k2tui.stages import StagePlan
 from k2tui.stages.serve import node_plans, resolve_profile
-
-
-def open_plan(config: Config, *, is_demo: bool = False) -> PlanFile:
-    """The plan that the board mirrors: the configured file, else one in the state folder, made from the pipeline's stages (in the
-    demo: from the steps of the demo's pipeline)."""
-    if config.plan:
-        return PlanFile(Path(config.plan).expanduser())
-    from k2tui.core.board_plan import default_plan
-
-    if is_demo:
-        from k2tui.jobs.chain import load_chain
-
-        steps = load_chain("asset:demo").steps
-        made = default_plan([(s.name, s.title or s.name) for s in steps], {s.name: s.needs for s in steps})
-        return PlanFile(paths.state_dir() / "plan.json", default_text=made)
-    stage_list = [stages.get(name) for name in stages.names()]
-    return PlanFile(paths.state_dir() / "plan.json", default_text=default_plan([(s.name, s.title) for s in stage_list if s.name != "pipeline"]))
 
 
 def submit_stage(config: Config, stage_name: str, params: Mapping[str, Any], after: Sequence[str] = ()) -> str:
@@ -44,6 +25,8 @@ def submit_stage(config: Config, stage_name: str, params: Mapping[str, Any], aft
         return _submit(stage.name, stage.plan(config, params), after)
     profile, params = settle(config, params)
     plan = stage.plan(config, params)
+    from k2tui import doctor
+
     doctor.refuse_if_hopeless(profile)
     job_id = _submit(stage.name, plan, after)
     for node in node_plans(profile, job_id):

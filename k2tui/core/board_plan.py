@@ -5,10 +5,8 @@ An edit changes only what it names: unknown JSON fields, Markdown around the tas
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,7 +23,8 @@ _STATUS = {
     "completed": "completed", "complete": "completed", "done": "completed",
     "cancelled": "cancelled", "canceled": "cancelled", "deleted": "cancelled",
 }  # fmt: skip
-_MARK = re.compile(r"\[(stage|job|after):\s*([^\]\s]+)\s*\]")
+# patterns are texts: `re` compiles (and keeps) the ones that a plan's format needs, and no other
+_MARK = r"\[(stage|job|after):\s*([^\]\s]+)\s*\]"
 
 
 class PlanError(K2Error):
@@ -57,6 +56,8 @@ def format_of(name: str, text: str = "") -> str:
 
 def task_id_of(content: str, taken: set[str]) -> str:
     """An id for a task that has none: from its words, the same each time, so that an edit finds it again."""
+    import hashlib  # 4 ms, for lists without ids only
+
     base = "t" + hashlib.sha1(content.strip().encode()).hexdigest()[:6]
     name, n = base, 2
     while name in taken:
@@ -81,8 +82,8 @@ def _priority(value: Any) -> str:
 def _marks(content: str) -> dict[str, Any]:
     """[stage:bench], [job:ID] and [after:TASK] inside a task's words: links for lists that keep nothing but words."""
     out: dict[str, Any] = {}
-    after = [m[2] for m in _MARK.finditer(content) if m[1] == "after"]
-    for m in _MARK.finditer(content):
+    after = [m[2] for m in re.finditer(_MARK, content) if m[1] == "after"]
+    for m in re.finditer(_MARK, content):
         if m[1] == "stage":
             out["stage"] = m[2]
         elif m[1] == "job":
@@ -190,11 +191,9 @@ def _dump_json(value: Any, like: str) -> str:
 
 # ---- Markdown
 
-_ITEM = re.compile(
-    r"^(?P<indent>[ \t]*)(?P<bullet>[-*+]|\d+[.)])(?P<gap>[ \t]+)\[(?P<box>[ xX/~\->])\](?P<space>[ \t]+|$)(?P<rest>.*)$"
-)
-_COMMENT = re.compile(r"[ \t]*<!--\s*k2tui\b:?(?P<body>(?:(?!-->).)*)-->")
-_PAIR = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|\S+)')
+_ITEM = r"^(?P<indent>[ \t]*)(?P<bullet>[-*+]|\d+[.)])(?P<gap>[ \t]+)\[(?P<box>[ xX/~\->])\](?P<space>[ \t]+|$)(?P<rest>.*)$"
+_COMMENT = r"[ \t]*<!--\s*k2tui\b:?(?P<body>(?:(?!-->).)*)-->"
+_PAIR = r'([a-z_]+)=("(?:[^"\\]|\\.)*"|\S+)'
 _BOX = {
     " ": "pending",
     "x": "completed",
@@ -205,7 +204,7 @@ _BOX = {
     "-": "cancelled",
 }
 _BOX_OF = {"pending": " ", "completed": "x", "in_progress": "/", "cancelled": "-"}
-_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})")
+_FENCE = r"^[ \t]{0,3}(`{3,}|~{3,})"
 
 
 def _md_items(text: str) -> list[tuple[int, re.Match[str], str]]:
@@ -214,7 +213,7 @@ def _md_items(text: str) -> list[tuple[int, re.Match[str], str]]:
     fence = ""
     for number, line in enumerate(text.split("\n")):
         body = line.removesuffix("\r")
-        mark = _FENCE.match(body)
+        mark = re.match(_FENCE, body)
         if mark:
             if not fence:
                 fence = mark[1]
@@ -223,18 +222,18 @@ def _md_items(text: str) -> list[tuple[int, re.Match[str], str]]:
             continue
         if fence:
             continue
-        m = _ITEM.match(body)
+        m = re.match(_ITEM, body)
         if m:
             found.append((number, m, line[len(body) :]))
     return found
 
 
 def _facts(rest: str) -> tuple[str, dict[str, str]]:
-    m = _COMMENT.search(rest)
+    m = re.search(_COMMENT, rest)
     if not m:
         return rest.rstrip(), {}
     facts: dict[str, str] = {}
-    for pair in _PAIR.finditer(m["body"]):
+    for pair in re.finditer(_PAIR, m["body"]):
         value = pair[2]
         if value.startswith('"'):
             try:
@@ -281,7 +280,7 @@ def _md_tasks(text: str) -> list[Task]:
 
 def _md_line(m: re.Match[str], changes: Mapping[str, str]) -> str:
     content, facts = _facts(m["rest"])
-    had = bool(_COMMENT.search(m["rest"]))
+    had = bool(re.search(_COMMENT, m["rest"]))
     box = m["box"]
     if "status" in changes and _BOX[box] != changes["status"]:
         box = _BOX_OF[changes["status"]]
@@ -321,6 +320,8 @@ def _md_value(value: str) -> str:
 
 
 def _toml_tasks(text: str) -> tuple[list[Task], str]:
+    import tomllib
+
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:
@@ -353,8 +354,8 @@ def _toml_blocks(text: str) -> list[tuple[int, int]]:
     return [(n, heads[i + 1][0]) for i, (n, is_task) in enumerate(heads[:-1]) if is_task]
 
 
-_CLOSE = {'"""': re.compile(r'(?:[^"\\]|\\.|"(?!""))*"""+'), "'''": re.compile(r"(?:[^']|'(?!''))*'''+")}
-_SHORT = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
+_CLOSE = {'"""': r'(?:[^"\\]|\\.|"(?!""))*"""+', "'''": r"(?:[^']|'(?!''))*'''+"}
+_SHORT = r'"(?:[^"\\]|\\.)*"|\'[^\']*\''
 
 
 def _open_quote(line: str, quote: str) -> str:
@@ -362,7 +363,7 @@ def _open_quote(line: str, quote: str) -> str:
     at = 0
     while at < len(line):
         if quote:
-            m = _CLOSE[quote].match(line, at)
+            m = re.compile(_CLOSE[quote]).match(line, at)
             if m is None:
                 return quote
             at, quote = m.end(), ""
@@ -372,7 +373,7 @@ def _open_quote(line: str, quote: str) -> str:
             quote = line[at : at + 3]
             at += 3
         else:
-            m = _SHORT.match(line, at)
+            m = re.compile(_SHORT).match(line, at)
             at = m.end() if m else at + 1
     return quote
 
@@ -627,7 +628,9 @@ _NEEDS = {
 }
 
 
-def default_plan(stages: Sequence[tuple[str, str]], depends: Mapping[str, Sequence[str]] | None = None) -> str:
+def default_plan(
+    stages: Sequence[tuple[str, str]], depends: Mapping[str, Sequence[str]] | None = None
+) -> str:
     """A JSON todo list made of the pipeline's (name, title) pairs; each item carries its `stage` and what it depends on.
 
     depends: names that a name comes after (default: what the stages of k2tui need).

@@ -6,7 +6,6 @@ file changed between reading and swapping, the operation is applied again to the
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import stat
@@ -90,21 +89,23 @@ def find_plans(cwd: Path | None = None, home: Path | None = None) -> list[Path]:
     return found + [p for _, p in sorted(theirs, reverse=True)]
 
 
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
-
-
 def _exchange(a: Path, b: Path) -> bool:
     """Swap two files in one step (RENAME_EXCHANGE). False where the system cannot."""
-    if _libc is None or not hasattr(_libc, "renameat2"):
+    if not sys.platform.startswith("linux"):
         return False
-    return _libc.renameat2(-100, os.fsencode(a), -100, os.fsencode(b), 2) == 0
+    import ctypes  # 4 ms, for edits only
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return False
+    return libc.renameat2(-100, os.fsencode(a), -100, os.fsencode(b), 2) == 0
 
 
 class PlanFile:
     """One plan file, mirrored. `poll` when a second has passed; every edit goes to the file and comes back by it."""
 
-    def __init__(self, path: Path | str, *, default_text: str = "") -> None:
-        """default_text: written when there is no such file yet ("" = a missing file is an error on the board)."""
+    def __init__(self, path: Path | str, *, default_text: Callable[[], str] | None = None) -> None:
+        """default_text: asked for what to write when there is no such file yet (None = a missing file is an error on the board)."""
         self.path = Path(path).expanduser()
         self._key: tuple[int, int, int] | None = None
         self._board = Board(path=str(self.path))
@@ -112,14 +113,15 @@ class PlanFile:
         self._spare = (
             ""  # the default's text where it could not be written: shown, and written with the first edit
         )
-        if default_text and self._is_blank():
+        if default_text is not None and self._is_blank():
+            text = default_text()
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                done = self._swap(self.path.resolve(), b"", default_text.encode())
+                done = self._swap(self.path.resolve(), b"", text.encode())
             except (OSError, K2Error):
                 done = False
             if not done and self._is_blank():
-                self._spare = default_text
+                self._spare = text
 
     def _is_blank(self) -> bool:
         """Whether there is no such file yet, or an empty one (of a disk that was full)."""

@@ -74,10 +74,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan_file(args: argparse.Namespace) -> PlanFile:
-    from k2tui import config, orders
-    from k2tui.sources.plan import PlanFile
+    if args.plan:
+        from k2tui.sources.plan import PlanFile
 
-    return PlanFile(args.plan) if args.plan else orders.open_plan(config.load())
+        return PlanFile(args.plan)
+    from k2tui import config
+    from k2tui.plans import open_plan
+
+    return open_plan(config.load())
 
 
 def _read(args: argparse.Namespace) -> tuple[PlanFile, Board]:

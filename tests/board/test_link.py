@@ -132,7 +132,7 @@ def test_writing_the_news_makes_the_plan_say_it(rows: list[Task], row_of_jobs: l
 
 def test_the_plan_file_is_told_what_jobs_did(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    plan = PlanFile(path, default_text=default_plan([("serve", "Start"), ("bench", "Measure")]))
+    plan = PlanFile(path, default_text=lambda: default_plan([("serve", "Start"), ("bench", "Measure")]))
     plan.poll()
     assert plan.sync([job("j", "bench", JobState.RUNNING)]) == ["bench"]
     assert plan.sync([job("j", "bench", JobState.RUNNING)]) == []

@@ -45,7 +45,7 @@ def test_a_full_disk_leaves_no_empty_plan(small: Path) -> None:
                 pass
         except OSError:
             pass
-    plan = PlanFile(small / "plan.json", default_text=DEFAULT)
+    plan = PlanFile(small / "plan.json", default_text=lambda: DEFAULT)
     assert not (small / "plan.json").exists() and os.listdir(small) == ["filler"]
     assert ids(plan) == ["serve"], "shown from memory"
     with pytest.raises(K2Error, match="No space left"):
@@ -53,22 +53,22 @@ def test_a_full_disk_leaves_no_empty_plan(small: Path) -> None:
     filler.unlink()
     plan.set_task("serve", status="completed")
     assert json.loads((small / "plan.json").read_text())[0]["status"] == "completed"
-    assert ids(PlanFile(small / "plan.json", default_text=DEFAULT)) == ["serve"]
+    assert ids(PlanFile(small / "plan.json", default_text=lambda: DEFAULT)) == ["serve"]
 
 
 def test_an_empty_default_plan_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.touch()
-    assert ids(PlanFile(path, default_text=DEFAULT)) == ["serve"]
+    assert ids(PlanFile(path, default_text=lambda: DEFAULT)) == ["serve"]
     assert path.read_text() == DEFAULT and not list(tmp_path.glob(".plan*"))
     path.write_text("[]")
-    assert ids(PlanFile(path, default_text=DEFAULT)) == [], "a plan that somebody emptied stays"
+    assert ids(PlanFile(path, default_text=lambda: DEFAULT)) == [], "a plan that somebody emptied stays"
 
 
 def test_a_pipe_is_refused_and_a_good_file_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     os.mkfifo(path)
-    plan = PlanFile(path, default_text=DEFAULT)
+    plan = PlanFile(path, default_text=lambda: DEFAULT)
     plan.poll()
     assert "no regular file" in plan.board.error
     with pytest.raises(K2Error, match="no regular file"):

@@ -61,7 +61,8 @@ class Sshd:
                     raise RuntimeError(f"sshd did not start: {(self.folder / 'log').read_text()}")
                 time.sleep(0.05)
 
-    def login(self, command: str) -> subprocess.Popen[bytes]:
+    def argv(self, command: str) -> list[str]:
+        """The client's command line, which runs that command in a session with a terminal."""
         user = pwd.getpwuid(os.getuid()).pw_name
         options = (
             "StrictHostKeyChecking=no",
@@ -72,9 +73,12 @@ class Sshd:
         argv = ["ssh", "-tt", "-F", "none", "-i", str(self.folder / "user"), "-p", str(self.port)]
         for option in options:
             argv += ["-o", option]
+        return [*argv, f"{user}@127.0.0.1", command]
+
+    def login(self, command: str) -> subprocess.Popen[bytes]:
         # ssh wants a terminal on its own side as well as on the far one
         return subprocess.Popen(
-            [*argv, f"{user}@127.0.0.1", command],
+            self.argv(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import fake
@@ -12,6 +13,7 @@ from test_app import shows, until
 
 from k2tui.core.job import Job, JobState
 from k2tui.core.snapshot import Snapshot
+from k2tui.sources.logindex import LogFile
 from k2tui.tui.panelview import PanelView
 from k2tui.tui.widgets.logview import LogView
 
@@ -214,3 +216,25 @@ async def test_the_boards_log_key_opens_the_tasks_job(make_app: Any) -> None:
         await until(
             pilot, lambda: app.screen.NAME == "log" and app.screen.query_one(LogView).log_key == "bench-02"
         )
+
+
+async def test_a_jobs_log_folds_its_bars_and_marks_its_errors(make_app: Any, tmp_path: Path) -> None:
+    """tqdm's carriage returns are one line, with its newest state; a real file, read by the real index."""
+    path = tmp_path / "output.log"
+    bars = b"".join(b"\rshards: %3d%%|##        | %d/64" % (n * 100 // 64, n) for n in range(1, 65))
+    path.write_bytes(b"begin\n" + bars + b"\nRuntimeError: CUDA error\nwarning: slow disk\nend\n")
+    backend = world()
+    backend.log = lambda key: LogFile(path, title=key)  # type: ignore[assignment]
+    app = make_app(backend=backend)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("3", "enter")
+        await shows(pilot, "begin", "shards: 100%|##        | 64/64", "CUDA error", "5/5")
+        assert text_of(app).count("shards:") == 1
+        lines = app.screen.query_one(LogView)._lines
+        roles = {
+            word: {s.role for line in lines for s in line if word in s.text}
+            for word in ("CUDA", "slow disk", "begin")
+        }
+        assert roles == {"CUDA": {"bad"}, "slow disk": {"warn"}, "begin": {""}}
+        await pilot.press("e")
+        await until(pilot, lambda: app.screen.query_one(LogView).marked == 2)
