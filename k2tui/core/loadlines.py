@@ -142,6 +142,17 @@ class _Shown(dict[int, int | None]):
 _SHOWN = _Shown()
 
 
+_POLL = Pattern(
+    r'"GET /(?:health(?:_generate)?|(?:get_)?model_info|(?:get_)?server_info|get_load|v1/loads|v1/models|version|metrics)'
+    r'(?:\?\S*)? HTTP/[\d.]+" (?:200|404)\b'
+)
+
+
+def is_poll(text: str) -> bool:
+    """Is it the trace of somebody's look at the server (k2tui's own, a probe, a scraper), answered as usual?"""
+    return "GET /" in text and _POLL.search(text) is not None
+
+
 class _Clock:
     """Stamps -> Unix seconds, in the machine's time zone; mktime once a minute of log time, not once a line."""
 

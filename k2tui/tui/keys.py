@@ -62,6 +62,7 @@ KEYS = (
     Key("e", "e E", "", "Next and previous error", "Log", False),
     Key("f", "f", "", "Follow the end, or hold still", "Log", False),
     Key("w", "w", "", "Wrap long lines; left and right move sideways", "Log", False),
+    Key("o", "o", "", "Show or fold the traces of health and metrics polls at the end", "Log", False),
     Key("g", "g G", "", "Begin and end (also Home, End)", "Log", False),
     Key("space", "Space", "", "Next status (asks when other tasks come first)", "Board", False),
     Key("a", "a", "", "Add a task", "Board", False),

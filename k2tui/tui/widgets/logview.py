@@ -12,6 +12,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from k2tui.core.loadlines import is_poll
 from k2tui.core.ports import LogPort
 from k2tui.errors import K2Error
 from k2tui.tui.lines import UNICODE, Glyphs, Line, Picture, Row, Seg, clean, fit_line, width
@@ -19,6 +20,7 @@ from k2tui.tui.widgets.rowlist import RowList
 
 ERRORS = r"(?i)\berror\b|\bexception\b|traceback \(most|\bfatal\b|out of memory|\boom\b|\bkilled\b|\bassert(ion)?\b.*fail|\bfailed\b"
 _HEAD = re.compile(r"\[[^\]]{1,60}\]\s?")
+_LOOK_BACK = 8  # screens that are looked at for lines that are no traces of polls
 FILTER_LIMIT = 5000  # matching lines that a filter shows: the newest ones
 
 
@@ -45,6 +47,7 @@ class LogView(RowList):
         Binding("E", "error(False)", show=False),
         Binding("f", "follow", show=False),
         Binding("w", "wrap", show=False),
+        Binding("o", "polls", show=False),
         Binding("left", "pan(-1)", show=False),
         Binding("right", "pan(1)", show=False),
         Binding("0", "pan(0)", show=False),
@@ -68,6 +71,7 @@ class LogView(RowList):
         self.port: LogPort | None = None
         self.follow = True
         self.wraps = False
+        self.shows_polls = False
         self.marked: int | None = None  # the line that a search found
         self.pattern = ""
         self.filter = ""
@@ -136,12 +140,39 @@ class LogView(RowList):
             text = "no line matches the filter" if self._hits is not None else "empty so far"
             rows = [Row("", (Seg(self._busy or text, "dim"),))]
         elif self.follow and not self._is_known and (tail := getattr(self.port, "tail_lines", None)) is not None:
-            rows = [Row("", self._line(-1, clean(text))) for text in tail(room)]
+            rows = [Row("", self._line(-1, text)) for _, text in self._without_polls([(-1, clean(t)) for t in tail(4 * room)], room)]
         elif self.wraps:
             rows = self._wrapped(count, room)
         else:
-            rows = [Row("", self._line(number, text)) for number, text in self._texts(self._first, room)]
+            rows = [Row("", self._line(number, text)) for number, text in self._visible(count, room)]
         return Picture(tuple(rows), note=self._note(count), title=f"Log {self.glyphs.dot} {clean(self.port.title)}" if self.port else "Log")
+
+    def _visible(self, count: int, room: int) -> list[tuple[int, str]]:
+        """The lines on the screen. At the log's moving end the traces of polls are left out, unless `o` asked for them."""
+        self._folded = 0
+        if not self.follow or self.shows_polls or self._hits is not None:
+            return self._texts(self._first, room)
+        texts = self._texts(max(0, count - room), room)
+        shown = self._without_polls(texts, room)
+        if len(shown) < room and count > room:
+            shown = self._without_polls(self._texts(max(0, count - _LOOK_BACK * room), _LOOK_BACK * room), room)
+        return shown
+
+    _folded = 0
+
+    def _without_polls(self, texts: list[tuple[int, str]], room: int) -> list[tuple[int, str]]:
+        if self.shows_polls:
+            return texts[-room:] if room else []
+        out: list[tuple[int, str]] = []
+        self._folded = 0
+        for number, text in reversed(texts):
+            if len(out) >= room:
+                break
+            if is_poll(text):
+                self._folded += 1
+            else:
+                out.append((number, text))
+        return out[::-1]
 
     def _wrapped(self, count: int, room: int) -> list[Row]:
         cells = max(10, self.inner[0])
@@ -166,7 +197,7 @@ class LogView(RowList):
 
         rows: list[Row] = []
         if self.follow:
-            for number, text in reversed(self._texts(max(0, count - room), room)):
+            for number, text in reversed(self._visible(count, room)):
                 rows = pieces(number, text) + rows
                 if len(rows) >= room:
                     break
@@ -189,6 +220,10 @@ class LogView(RowList):
             return tuple(note)
         if self.follow:
             note.append(Seg(f"{self.glyphs.down} following  " if not self.glyphs.ascii else "following  ", "ok"))
+        if self.follow and self._folded:
+            note.append(Seg(f"{self._folded} polls folded ", "dim"))
+            note.append(Seg("o", "key"))
+            note.append(Seg("  "))
         last = min(count, self._first + self.inner[1])
         note.append(Seg(f"{last:,}/{count:,}" if self._is_known else f"counting lines: {count:,}", "dim"))
         return tuple(note)
@@ -267,6 +302,11 @@ class LogView(RowList):
     def action_wrap(self) -> None:
         self.wraps = not self.wraps
         self._pan = 0
+        self.poll()
+
+    def action_polls(self) -> None:
+        """Fold the traces of polls at the log's end, or show them."""
+        self.shows_polls = not self.shows_polls
         self.poll()
 
     def on_resize(self, event: events.Resize) -> None:
