@@ -139,6 +139,17 @@ def _where(path: Path, text: str, key: str, section: str) -> str:
     return f"{path}:{line}" if line else str(path)
 
 
+class _Place:
+    """Where a key is set, told only when it is wrong: finding its line costs more than reading the file."""
+
+    def __init__(self, path: Path, text: str, key: str, section: str, label: str) -> None:
+        self._facts = (path, text, key, section)
+        self._label = label
+
+    def __str__(self) -> str:
+        return f"{_where(*self._facts)}: key {self._label!r}"
+
+
 def _check(cls: type, raw: Mapping[str, Any], path: Path, text: str, section: str) -> dict[str, Any]:
     """Keys and types of one table against a dataclass. Raises UsageError naming file, line, key and the nearest key."""
     known = {f.name: f for f in fields(cls) if f.name not in ("name", "profiles", "sources", "auto_gpus")}
@@ -153,7 +164,7 @@ def _check(cls: type, raw: Mapping[str, Any], path: Path, text: str, section: st
                 "known keys: " + ", ".join(sorted(known)),
             )
         want = getattr(defaults, key)
-        where = f"{_where(path, text, key, section)}: key {label!r}"
+        where = _Place(path, text, key, section, label)
         if cls is Profile and key == "gpus":
             out["gpus"], out["auto_gpus"] = parse_gpus(value, where)
             continue
@@ -197,7 +208,7 @@ _AT_LEAST = {
 }  # fmt: skip
 
 
-def parse_gpus(value: object, where: str) -> tuple[tuple[int, ...], int]:
+def parse_gpus(value: object, where: object) -> tuple[tuple[int, ...], int]:
     """A profile's `gpus` -> (indices, how many to choose): "auto", a count, or a list of indices. Raises UsageError."""
     if value == "auto":
         return (), -1

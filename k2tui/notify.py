@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from k2tui.config import NotifyConfig
 from k2tui.core.job_mask import mask_text
 from k2tui.core.notices import (
     Filter,
@@ -30,8 +30,11 @@ from k2tui.core.notices import (
     parse_quiet,
     terminal_code,
 )
-from k2tui.core.snapshot import Snapshot
 from k2tui.errors import UsageError
+
+if TYPE_CHECKING:
+    from k2tui.config import NotifyConfig
+    from k2tui.core.snapshot import Snapshot
 
 RETRIES_S = (1.0, 4.0, 15.0)  # pauses between a webhook's attempts
 COMMAND_LIMIT_S = 30.0

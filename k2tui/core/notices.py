@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from k2tui.core.bench import BenchRow
 from k2tui.core.job import Job, JobState
 from k2tui.core.job_text import duration, plain
-from k2tui.core.load import State
-from k2tui.core.snapshot import Snapshot
+
+if TYPE_CHECKING:  # a keeper tells its job's end without them
+    from k2tui.core.bench import BenchRow
+    from k2tui.core.snapshot import Snapshot
 
 
 class Kind(StrEnum):
@@ -144,10 +146,10 @@ def baseline_of(row: BenchRow, rows: Iterable[BenchRow]) -> BenchRow | None:
     return next((r for r in rows if r.is_baseline and r.run_id != row.run_id and load(r) == load(row)), None)
 
 
-_SERVER_KINDS: Mapping[State, Kind] = {
-    State.READY: Kind.READY,
-    State.STALLED: Kind.STALLED,
-    State.FAILED: Kind.FAILED,
+_SERVER_KINDS: Mapping[str, Kind] = {
+    "ready": Kind.READY,
+    "stalled": Kind.STALLED,
+    "failed": Kind.FAILED,
 }
 
 
