@@ -234,7 +234,7 @@ class Monitor:
             self._errors.pop("jobs", None)
         except K2Error as err:
             self._note("error", err.message, key="jobs")
-        wanted = [*self._watch, *(target_of(j) for j in shown_servers(self._jobs))]
+        wanted = self._targets()
         keys = {t.key for t in wanted}
         for key in [k for k in self._followed if k not in keys]:
             self._followed.pop(key).close()
@@ -264,11 +264,18 @@ class Monitor:
             self._read_chain()
         self._has_looked = True
 
+    def _targets(self) -> list[Target]:
+        """What is followed: the watched first, then our servers. A job of ours that is watched is one server, not two."""
+        jobs = {j.spec.id: j for j in self._jobs}
+        watched = [target_of(jobs[t.key]) if t.key in jobs else t for t in self._watch]
+        keys = {t.key for t in watched}
+        return [*watched, *(target_of(j) for j in shown_servers(self._jobs) if j.spec.id not in keys)]
+
     def _step(self, now: float) -> bool:
         changed = False
         views: list[ServerView] = []
         gpu_util = self._gpu_utilization()
-        for key in [*(t.key for t in self._watch), *(j.spec.id for j in shown_servers(self._jobs))]:
+        for key in (t.key for t in self._targets()):
             followed = self._followed.get(key)
             if followed is None:
                 continue

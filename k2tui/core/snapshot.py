@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from k2tui.core.bench import BenchRow
 from k2tui.core.board import Board
-from k2tui.core.chain_view import ChainView
-from k2tui.core.gpu import GpuView
-from k2tui.core.host import HostSample
-from k2tui.core.job import Job
-from k2tui.core.load import LoadView
-from k2tui.core.server import HttpStatus
-from k2tui.core.training import TrainView
-from k2tui.core.tuning import TuneView
+
+if TYPE_CHECKING:  # whoever makes one of these imports it; a dashboard without a tuning run pays nothing for it
+    from k2tui.core.bench import BenchRow
+    from k2tui.core.chain_view import ChainView
+    from k2tui.core.gpu import GpuView
+    from k2tui.core.host import HostSample
+    from k2tui.core.job import Job
+    from k2tui.core.load import LoadView
+    from k2tui.core.server import HttpStatus
+    from k2tui.core.training import TrainView
+    from k2tui.core.tuning import TuneView
 
 
 @dataclass(frozen=True, slots=True)

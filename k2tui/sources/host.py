@@ -19,6 +19,7 @@ from typing import Any
 from k2tui import paths
 from k2tui.core.host import HostSample
 
+_SECOND_AFTER_S = 0.2
 _RATES_EVERY_S = 2.0
 _SLOW_EVERY_S = 10.0
 # A container's limit that is as large as the memory, or "max", is no limit.
@@ -115,11 +116,12 @@ class HostSampler:
         return self._sample
 
     def _run(self) -> None:
-        failed = False
+        failed, rounds = False, 0
         while not self._stop.is_set():
             began = time.monotonic()
+            rounds += 1
             try:
-                sample = self.take()
+                sample = self.take(with_rates=rounds == 2)
                 if self._on_sample is not None:
                     self._on_sample(sample)
                 failed = False
@@ -128,7 +130,9 @@ class HostSampler:
                 if not failed:
                     _log_exception("host sample failed")
                 failed = True
-            self._stop.wait(max(0.05, self.interval_s - (time.monotonic() - began)))
+            # rates need two samples: the second comes soon, so that nobody looks at question marks
+            interval_s = self.interval_s if rounds > 1 else min(_SECOND_AFTER_S, self.interval_s)
+            self._stop.wait(max(0.05, interval_s - (time.monotonic() - began)))
 
     def _read_memory(self) -> dict[str, Any]:
         """One read of /proc/meminfo where there is one (psutil would read it twice), else psutil."""

@@ -56,13 +56,15 @@ class PanelView(RowList):
             self.log(f"panel {self.panel.name}: {err!r}")
         self.set_picture(picture)
 
-    def redraw(self) -> None:
-        if self._view is not None:
-            self.draw(self._view)
+    def look_at(self, view: View) -> None:
+        """The newest view, drawn when there is a size for it."""
+        self._view = view
 
-    def on_resize(self, event: events.Resize) -> None:
-        super().on_resize(event)
-        self.redraw()
+    def resized(self) -> None:
+        if self._view is None:
+            super().resized()
+        else:
+            self.draw(self._view)
 
     def on_key(self, event: events.Key) -> None:
         for key, action, _label in self.panel.keys:

@@ -281,7 +281,7 @@ PANEL = Panel(
     "server",
     "Server",
     draw,
-    needs=("servers",), ticks=True,
+    needs=("servers", "is_whole"), ticks=True,
     order=10,
     help="What the server does, from its log and from its own answers. [ and ] choose among several.",
 )

@@ -159,8 +159,11 @@ class Deck(Screen[None]):
             self._draw_small()
             return
         width, height = self.app.size
+        for panel in self._panels:
+            panel.look_at(view)
         if not self._zoomed and list(self.place(width, height - 3)) != list(self._slots.values()):
-            self._arrange()  # another number of GPUs, phases, jobs: other heights
+            self._arrange()  # another number of GPUs, phases, jobs: other heights; panels draw when they have them
+            return
         self._tabs.show([tab_line(view, self.NAME, self.dashboard.settings.banner, width)])
         for panel in self._panels:
             if panel.display:
@@ -270,14 +273,8 @@ def _put(widget: Widget, x: int, y: int, width: int, height: int) -> None:
 def tab_line(view: View, active: str, banner: str, width: int) -> Line:
     """Name, tabs, and at the right: demo mark, host, time of the picture."""
     from k2tui.tui import format as fmt
-    from k2tui.tui.keys import TABS
 
-    left: list[Seg] = [Seg(" k2tui ", "accent bold")]
     short = width < 100
-    for key, title, name in TABS:
-        on = name == active
-        left.append(Seg(f" {key} ", ("key bold" if not on else "text bold") + (" on-tab" if on else ""), f"show('{name}')"))
-        left.append(Seg(f"{title} ", "text bold on-tab" if on else "dim", f"show('{name}')"))
     right: list[Seg] = []
     if view.snap.is_demo:
         right.append(Seg(" DEMO ", "text bold on-warn"))
@@ -287,9 +284,31 @@ def tab_line(view: View, active: str, banner: str, width: int) -> Line:
     if host and not short:
         right.append(Seg(f"  {host}", "dim"))
     right.append(Seg(f" {fmt.clock(view.now_s)[:5]} ", "dim"))
-    if line_width(left) + line_width(right) + 1 > width:
-        right = right[:-1] if len(right) > 1 else right
+    # without room titles shorten, then the clock leaves, then only the tab in front has a title
+    left: list[Seg] = []
+    for words in ("all", "short", "one"):
+        left = _tabs(active, words)
+        for tail in (right, right[:-1]):
+            if (tail or words == "one") and line_width(left) + line_width(tail) <= width:
+                return spread(left, tail, width)
     return spread(left, right, width)
+
+
+_SHORT = {"Overview": "Over", "Server": "Serv", "Pipeline": "Pipe"}
+
+
+def _tabs(active: str, words: str) -> list[Seg]:
+    """words: "all", "short", or "one" (only the tab in front has a title)."""
+    from k2tui.tui.keys import TABS
+
+    out: list[Seg] = [Seg(" k2tui ", "accent bold")]
+    for key, title, name in TABS:
+        on = name == active
+        word = title if words == "all" else _SHORT.get(title, title) if words == "short" or on else ""
+        out.append(Seg(f" {key} ", ("key bold" if not on else "text bold") + (" on-tab" if on else ""), f"show('{name}')"))
+        if word:
+            out.append(Seg(f"{word} ", "text bold on-tab" if on else "dim", f"show('{name}')"))
+    return out
 
 
 def key_line(hints: Sequence[tuple[str, str, str]], width: int) -> Line:

@@ -100,6 +100,13 @@ class Lines(Widget):
         self._strips.clear()
         self.refresh()
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Textual's own would look up borders, padding and filters for each line; there are none here."""
+        strips = [self.render_line(y) for y in range(crop.y, crop.bottom)]
+        if crop.x or crop.width != self.cells:
+            return [strip.crop(crop.x, crop.right) for strip in strips]
+        return strips
+
     def render_line(self, y: int) -> Strip:
         width = self.cells
         palette = self.palette

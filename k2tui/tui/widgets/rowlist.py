@@ -222,6 +222,10 @@ class RowList(Lines, can_focus=True):
 
     def on_resize(self, event: events.Resize) -> None:
         super().on_resize(event)
+        self.resized()
+
+    def resized(self) -> None:
+        """Lines for the new size."""
         self._compose_lines()
 
     def focus_changed(self) -> None:
