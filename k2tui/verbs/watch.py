@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +57,38 @@ def _url_of(pid: int) -> str:
     return f"http://{host}:{found['--port']}" if found["--port"].isdigit() else ""
 
 
+def _job_of(what: str | Path) -> Any:
+    """The `servers.Target` of our own server job that has this log, pid or URL, None when it is none of ours."""
+    from k2tui.core.server_jobs import is_live, server_jobs
+    from k2tui.jobs import folder
+    from k2tui.servers import target_of
+
+    real = what.resolve() if isinstance(what, Path) else None
+    for job in server_jobs(folder.list_jobs()):
+        target = target_of(job)
+        if real is not None and target.log is not None and target.log.resolve() == real:
+            return target
+        if real is None and is_live(job) and what in (target.url, str(job.pid)):
+            return target
+    return None
+
+
 def target_for(what: str, url: str = "") -> Any:
     """A `servers.Target` for a log, a pid or a URL. Raises UsageError in words."""
     from k2tui.errors import UsageError
     from k2tui.servers import Target
 
     if what.startswith(("http://", "https://")):
+        if (ours := _job_of(what.rstrip("/"))) is not None:
+            return ours
         return Target(key=what, title=what, url=what.rstrip("/"))
     path = Path(what).expanduser()
     if what.isdigit() and not path.exists():
         pid = int(what)
         if not Path(f"/proc/{pid}").exists():
             raise UsageError(f"no process {pid}", "give the pid of a running server, or its log")
+        if (ours := _job_of(what)) is not None:
+            return ours
         log, found_url = _stdout_file(pid), url or _url_of(pid)
         if log is None and not found_url:
             raise UsageError(
@@ -83,6 +104,8 @@ def target_for(what: str, url: str = "") -> Any:
         raise UsageError(f"{path} is no log file", "give a regular file, a pid, a URL, `-`, or `-- COMMAND`")
     if not os.access(path, os.R_OK):
         raise UsageError(f"no permission to read {path}", f"run: chmod a+r {path}, or read it as its owner")
+    if (ours := _job_of(path)) is not None:
+        return replace(ours, url=url) if url else ours
     return Target(key=str(path), title=path.name, log=path, url=url)
 
 
