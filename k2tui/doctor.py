@@ -324,9 +324,13 @@ def _check_model(what: str, found: Checkpoint | K2Error) -> Iterator[Finding]:
     if not found.shards:
         yield Finding(f"{what} shards", Severity.WARNING, f"no safetensors file in {path}", "other formats load, but their shards cannot be checked")
     elif found.is_complete:
-        yield Finding(f"{what} shards", Severity.OK, f"{len(found.shards)} shards complete, {found.total_b / 1e9:.2f} GB, {found.params / 1e6:,.1f} M weights")
+        yield Finding(f"{what} shards", Severity.OK, f"{len(found.shards)} shards complete, {found.total_b / 1e9:.2f} GB, {_many(found.params)} weights")
     if what == "model" and not found.has_tokenizer:
         yield Finding("tokenizer", Severity.WARNING, f"no tokenizer file in {path}", "copy tokenizer.json beside config.json")
+
+
+def _many(count: int) -> str:
+    return f"{count / 1e9:,.1f} B" if count >= 1e9 else f"{count / 1e6:,.1f} M"
 
 
 def check(config: Config, profile_name: str | None = None) -> list[Finding]:

@@ -55,3 +55,16 @@ def test_no_model_folder(tmp_path: Path, make: str) -> None:
     with pytest.raises(K2Error) as err:
         checkpoint.inspect(path)
     assert str(path) in err.value.message and err.value.hint
+
+
+def test_packed_weights_count_as_weights_and_scales_do_not(tmp_path: Path) -> None:
+    quantised = {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "group_size": 32}}}}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantised}))
+    tensors = {
+        "a.weight_packed": {"dtype": "I32", "shape": [2, 8], "data_offsets": [0, 64]},
+        "a.weight_scale": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [64, 72]},
+        "n.weight": {"dtype": "BF16", "shape": [4], "data_offsets": [72, 80]},
+    }
+    header = json.dumps(tensors).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 80)
+    assert checkpoint.inspect(tmp_path).params == 2 * 8 * 8 + 4
