@@ -30,7 +30,7 @@ from k2tui.core.snapshot import Notice, ServerView, Snapshot, StageInfo
 from k2tui.errors import K2Error, NotReadyError
 from k2tui.jobs import folder
 from k2tui.notify import Notifier
-from k2tui.orders import preview_stage, submit_stage
+from k2tui.orders import preview_stage, retry_job, submit_stage
 from k2tui.plans import open_plan
 from k2tui.servers import Follower, Target, target_of
 from k2tui.sources.gpuhistory import GpuHistory, read_curves
@@ -435,7 +435,7 @@ class Monitor:
         self._hurry()
 
     def retry_job(self, job_id: str) -> str:
-        new_id = folder.retry(job_id)
+        new_id = retry_job(job_id)
         self._hurry()
         return new_id
 

@@ -63,6 +63,19 @@ def _submit(name: str, plan: StagePlan, after: Sequence[str]) -> str:
     )
 
 
+def retry_job(job_id: str, *, exact: bool = False) -> str:
+    """Submit a job again; returns the new id. A stage that goes on after what an earlier run left does so: the words of its command
+    that throw it away are left out, unless exact. Raises K2Error."""
+    spec = folder.get(job_id).spec
+    is_stage = bool(spec.params) and spec.stage in stages.names()  # jobs of `jobs submit` have no params
+    return folder.retry(spec.id, without=stages.get(spec.stage).fresh if is_stage and not exact else ())
+
+
+def resumes(spec: JobSpec) -> str:
+    """What a retry of this job goes on after, in words; "" when it begins from nothing."""
+    return stages.get(spec.stage).resumes if spec.params and spec.stage in stages.names() else ""
+
+
 def preview_stage(config: Config, stage_name: str, params: Mapping[str, Any]) -> list[str]:
     """The argv that submit_stage would run, secrets masked; a server's with the GPUs that are free now."""
     if stage_name == "serve":

@@ -147,6 +147,7 @@ def extract(plan: Plan, say: Callable[..., None], draft_loader: DraftLoader | No
     table.done.difference_update(foreign)
     table.waiting = type(table.waiting)(i for i in table.waiting if i not in table.done)
     had = len(table.done)
+    resumed = f"sample {had}" if had else ""
     if had:
         _check_same_data(Path(begun["folder"]), rows_of, sorted(table.done), say)
         say(f"{had} of {count} samples are there already")
@@ -161,7 +162,7 @@ def extract(plan: Plan, say: Callable[..., None], draft_loader: DraftLoader | No
             speed.paused
             or f"{speed.tokens_s:,.0f} tok/s, {speed.bytes_s / 1e6:,.0f} MB/s, limited by {speed.limit}"
         )
-        report_progress(speed.done, speed.total, "samples", note, speed.eta_s)
+        report_progress(speed.done, speed.total, "samples", note, speed.eta_s, resumed=resumed)
         eta = f", {_clock(speed.eta_s)} left" if speed.eta_s is not None and speed.done < speed.total else ""
         lost = f", {speed.servers} of {len(plan.urls)} servers" if speed.servers < len(plan.urls) else ""
         say(f"{speed.done}/{speed.total} samples, {note}{eta}{lost}", passing=True)
@@ -179,7 +180,7 @@ def extract(plan: Plan, say: Callable[..., None], draft_loader: DraftLoader | No
     )
     work.execute()
     took = time.monotonic() - began
-    report_progress(len(table.done), count, "samples", "done", 0.0, force=True)
+    report_progress(len(table.done), count, "samples", "done", 0.0, resumed=resumed, force=True)
     tokens = sum(lengths[i] for i in table.done)
     problems = _check_folder(Path(begun["folder"]), rows_of, count, say) if len(table.done) >= count else []
     result = {
@@ -400,7 +401,9 @@ def _check_folder(folder: Path, rows_of: Any, count: int, say: Any) -> list[str]
         return []
     report = check_states([folder], rows_of, count, deep=False)
     found = [*report.problems, *(f"row {i} has no states" for i in report.missing[:20])]
-    say(f"check: {'clean' if report.ok else found[0]} ({report.samples} samples, {report.bytes / 1e9:.3f} GB)")
+    say(
+        f"check: {'clean' if report.ok else found[0]} ({report.samples} samples, {report.bytes / 1e9:.3f} GB)"
+    )
     return found
 
 

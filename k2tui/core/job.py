@@ -77,6 +77,7 @@ class Progress:
     note: str = ""
     eta_s: float | None = None
     at_s: float = 0.0
+    resumed: str = ""  # where an earlier run had stopped: "row 812"; "" = it began from nothing
 
 
 @dataclass(frozen=True, slots=True)

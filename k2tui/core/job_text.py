@@ -74,7 +74,8 @@ def detail(job: Job, now_s: float) -> str:
     p = job.progress
     if not job.state.is_final and p is not None and p.total:
         eta = f", {duration(p.eta_s)} left" if p.eta_s else ""
-        return plain(f"{p.done:g}/{p.total:g} {p.unit} ({100 * p.done / p.total:.0f}%){eta} {p.note}".strip())
+        since = f"resumed from {p.resumed}; " if p.resumed else ""
+        return plain(f"{p.done:g}/{p.total:g} {p.unit} ({100 * p.done / p.total:.0f}%){eta} {since}{p.note}".strip())
     return plain(job.reason)
 
 
@@ -126,6 +127,7 @@ def card(job: Job, now_s: float, folder: str) -> str:
         ("GPU time", "" if not job.gpu_s else f"{job.gpu_s / 3600:.3f} GPU-hours"),
         ("restarts", str(job.restarts) if job.restarts else ""),
         ("retry of", spec.retry_of),
+        ("resumed", f"from {job.progress.resumed}" if job.progress is not None and job.progress.resumed else ""),
         ("notes", "; ".join(job.notes)),
         ("log", f"{folder}/output.log ({size(job.log_bytes)})"),
         ("not understood", f"{job.unknown_events} journal lines" if job.unknown_events else ""),
@@ -163,6 +165,7 @@ def to_json(job: Job) -> dict[str, Any]:
             "note": p.note,
             "eta_s": p.eta_s,
             "at_s": p.at_s,
+            "resumed": p.resumed,
         },
         "result": None if job.result is None else dict(job.result),
         "log_bytes": job.log_bytes,

@@ -246,4 +246,5 @@ def progress_of(raw: Any) -> Progress | None:
         note=str(value.get("note") or ""),
         eta_s=_num(value.get("eta_s")),
         at_s=_num(value.get("at_s")) or 0.0,
+        resumed=str(value.get("resumed") or ""),
     )

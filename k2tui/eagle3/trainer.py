@@ -218,6 +218,7 @@ class Trainer:
         self.origin = guard.origin_of(self.whole)
         self._guard_target()
         draft, self.notes = self._draft()
+        self.resumed = ""  # the step that an earlier run had saved
         self.head = self._head(draft)
         draft = draft.to(self.ranks.device)
         draft.set_embedding(self.target.embedding.to(self.ranks.device, self.dtype))
@@ -470,6 +471,7 @@ class Trainer:
             )
         saves.restore(save, self.stepper)
         self.place = _Place(**facts["place"])
+        self.resumed = f"step {self.place.step}"
         self.notes = [f"resumed after step {self.place.step} of {self.total}"]
         return True
 
@@ -559,7 +561,7 @@ class Trainer:
         }  # fmt: skip
         self.metrics.write(row)
         note = f"loss {report.loss:.4f}, acc {report.accuracy[0]:.3f}, {tokens / seconds:.0f} tok/s"
-        report_progress(self.place.step, self.total, "steps", note, eta, force=self.place.step == self.total)
+        report_progress(self.place.step, self.total, "steps", note, eta, resumed=self.resumed, force=self.place.step == self.total)
         if self.place.step % max(1, self.total // 50) == 0 or self.place.step in (1, self.total):
             self.say(
                 f"step {self.place.step}/{self.total}: {note}, lr {report.learning_rate:.2e}, {eta:.0f} s left"

@@ -14,7 +14,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -431,7 +431,7 @@ def _write_index(root: Path, fresh: Mapping[str, _Cached]) -> None:
             result=None if job.result is None else dict(job.result),
         )
         p = job.progress
-        entry["progress"] = None if p is None else [p.done, p.total, p.unit, p.note, p.eta_s, p.at_s]
+        entry["progress"] = None if p is None else [p.done, p.total, p.unit, p.note, p.eta_s, p.at_s, p.resumed]
         jobs[job.spec.id] = [cached.size, cached.mtime_ns, journal.spec_to_json(job.spec), entry]
     tmp = root / f"{_INDEX}.{os.getpid()}.{threading.get_ident()}"
     try:
@@ -547,12 +547,13 @@ def adopt_orphans() -> list[str]:
     return [job.spec.id for job in list_jobs() if job.state is JobState.ORPHANED and adopt(job.spec.id)]
 
 
-def retry(job_id: str, *, env: Mapping[str, str] | None = None) -> str:
+def retry(job_id: str, *, env: Mapping[str, str] | None = None, without: Collection[str] = ()) -> str:
     """Submit a new job with the same spec, environment and working folder; returns its id.
+
+    without: words of the command that are left out (a stage's "begin from nothing", so that it goes on instead).
 
     Secrets were never stored: a masked variable is taken from `env` (default: this process's environment). A masked word of
     the command comes from K2TUI_SECRET_<FLAG> (`--api-key` -> K2TUI_SECRET_API_KEY). UsageError says which is missing.
-    The work sees K2TUI_RETRY_OF (the old job's folder), for stages that can go on where it ended.
     """
     from k2tui.core.job_mask import MASK
 
@@ -592,8 +593,8 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None) -> str:
     fresh = replace(
         spec,
         id="",
-        argv=tuple(argv),
-        env={**extra, "K2TUI_RETRY_OF": str(folder)},
+        argv=tuple(word for word in argv if word not in without),
+        env=extra,
         submitted_s=0.0,
         retry_of=folder.name,
         after=tuple(i for i in spec.after if (paths.jobs_dir() / i).is_dir()),

@@ -28,9 +28,13 @@ def report_progress(
     note: str = "",
     eta_s: float | None = None,
     *,
+    resumed: str = "",
     force: bool = False,
 ) -> None:
-    """Write progress.json, at most twice a second (the last call of a loop should pass force=True)."""
+    """Write progress.json, at most twice a second (the last call of a loop should pass force=True).
+
+    resumed: what an earlier run had left and this one goes on from ("row 812"); "" when it began from nothing.
+    """
     global _last
     folder = job_dir()
     now = time.monotonic()
@@ -40,7 +44,7 @@ def report_progress(
     try:
         write_json(
             folder / "progress.json",
-            {"done": done, "total": total, "unit": unit, "note": note, "eta_s": eta_s, "at_s": time.time()},
+            {"done": done, "total": total, "unit": unit, "note": note, "eta_s": eta_s, "resumed": resumed, "at_s": time.time()},
         )
     except OSError:
         pass  # progress is a courtesy: a full disk must not end the work

@@ -39,6 +39,8 @@ class Stage:
     plan: Callable[[Any, Mapping[str, Any]], StagePlan]
     key: str = ""
     fields: tuple[tuple[str, str, str], ...] = ()  # the dashboard's form: (parameter, first value, hint)
+    resumes: str = ""  # what a job that runs again finds and goes on after ("rows"); "" = it begins from nothing
+    fresh: tuple[str, ...] = ()  # words of its command that throw that away: a retry leaves them out
     unavailable: Callable[[Any], str] = lambda config: ""
 
 

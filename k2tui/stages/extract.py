@@ -61,4 +61,5 @@ STAGE = Stage(
     fields=(("data", "tokenized_data.jsonl", "what prepare wrote"), ("out", "states", "a new folder")),
     plan=_plan,
     key="x",
+    resumes="samples that are in its folder",
 )

@@ -46,4 +46,5 @@ STAGE = Stage(
     fields=(("prompts", "", "a JSONL file or a folder of prompts"), ("out", "tokenized_data.jsonl", "rows are added to what is there")),
     plan=_plan,
     key="p",
+    resumes="rows that are in its file",
 )

@@ -86,5 +86,7 @@ STAGE = Stage(
     fields=(("states", "states", "what extract wrote"), ("target", "", "folder of the target model; empty = the profile's"), ("out", "draft", "a folder for saves and drafts")),
     plan=_plan,
     key="t",
+    resumes="its last save",
+    fresh=("--no-resume",),
     unavailable=_unavailable,
 )

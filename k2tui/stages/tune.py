@@ -39,4 +39,5 @@ STAGE = Stage(
     plan=_plan,
     key="U",
     fields=(("space", "space.toml", "TOML file: the profile and what to vary (docs/tune.md)"),),
+    resumes="trials that are done",
 )

@@ -55,6 +55,7 @@ class Tuner:
         self.profile = loaded.get_profile(self.space.profile)
         self._server: str = ""  # job id of the server that runs now
         self._left = 0
+        self._resumed = ""
         self._job_id = os.environ.get("K2TUI_JOB_ID", "")
 
     # ---- the whole
@@ -62,6 +63,7 @@ class Tuner:
     def go(self) -> int:
         self._clear_leftovers()
         done = {t.key: t for t in self.run.trials()}
+        self._resumed = f"trial {len(done)}" if done else ""
         while todo := planned(self.space, self.profile, {k: t for k, t in done.items() if not t.is_control}):
             self._progress(done, todo)
             self._left = len(todo) - 1
@@ -92,7 +94,7 @@ class Tuner:
     def _progress(self, done: dict[str, Trial], todo: list[Setting]) -> None:
         total = len(done) + len(todo) + 1
         took = [t.ready_s or 0 for t in done.values()]
-        report_progress(len(done), total, "trials", words(todo[0])[:60], sum(took) / len(took) * len(todo) * 2 if took else None, force=True)
+        report_progress(len(done), total, "trials", words(todo[0])[:60], sum(took) / len(took) * len(todo) * 2 if took else None, resumed=self._resumed, force=True)
 
     def _now(self, trial: Trial, step: str) -> None:
         self.run.set_now(TuneStep(trial.setting, step, time.time(), trial.is_control, self._server, self._left), self._job_id)

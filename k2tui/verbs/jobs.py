@@ -107,7 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     submit.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command, without a shell"
     )
-    order("retry", "submit a job again with the same spec")
+    retry = order("retry", "submit a job again; stages that can, go on after what the earlier run left")
+    retry.add_argument("--exact", action="store_true", help="with every word of its command, also those that begin from nothing")
     delete = order("delete", "remove a job that has ended, with its log")
     delete.add_argument("--force", action="store_true", help="also an orphan, such as one of another machine")
     wait = order(
@@ -189,10 +190,25 @@ def _show(args: argparse.Namespace) -> int:
     job = folder.get(args.job)
     where = str(folder.folder_of(job.spec.id))
     if args.json:
-        _print_json({**to_json(job), "folder": where})
+        _print_json({**to_json(job), "folder": where, "retry": _again(job)})
     else:
         print(card(job, time.time(), where))
+        again = _again(job)
+        if again:
+            print(f"{'retry':<14} {again}")
     return 0
+
+
+def _again(job: Job) -> str:
+    """What a retry would do, for a job that ended early."""
+    if not job.state.is_final or str(job.state) in ("succeeded", "skipped"):
+        return ""
+    from k2tui.orders import resumes
+
+    kept = resumes(job.spec)
+    if not kept:
+        return f"begins from nothing: k2tui jobs retry {job.spec.id}"
+    return f"goes on after {kept}: k2tui jobs retry {job.spec.id}"
 
 
 def _logs(args: argparse.Namespace) -> int:
@@ -344,9 +360,9 @@ def _submitted(args: argparse.Namespace, job_id: str) -> int:
 
 
 def _retry(args: argparse.Namespace) -> int:
-    from k2tui.jobs import folder
+    from k2tui.orders import retry_job
 
-    return _submitted(args, folder.retry(args.job))
+    return _submitted(args, retry_job(args.job, exact=args.exact))
 
 
 def _delete(args: argparse.Namespace) -> int:

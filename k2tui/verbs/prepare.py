@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
     def tell(speed: Speed) -> None:
         note = speed.waiting or f"{speed.tokens_s:,.0f} tok/s, {speed.kept} kept"
-        report_progress(speed.done, speed.total, "prompts", note, speed.eta_s)
+        resumed = f"row {work.existing}" if work.existing else ""
+        report_progress(speed.done, speed.total, "prompts", note, speed.eta_s, resumed=resumed)
         if tty:
             eta = (
                 f", {int(speed.eta_s) // 60}:{int(speed.eta_s) % 60:02d} left"

@@ -320,7 +320,7 @@ def test_retry_repeats_command_folder_and_environment(
 ) -> None:
     monkeypatch.setenv("FROM_OUTSIDE", "then")
     job_id = submit(
-        "import os; print(os.environ['A'], os.environ['FROM_OUTSIDE'], os.getcwd(), os.environ.get('K2TUI_RETRY_OF'))",
+        "import os; print(os.environ['A'], os.environ['FROM_OUTSIDE'], os.getcwd())",
         env={"A": "b"},
     )
     folder.wait(job_id, 20)
@@ -328,8 +328,8 @@ def test_retry_repeats_command_folder_and_environment(
     monkeypatch.chdir("/")
     again = folder.retry(job_id)
     assert folder.wait(again, 20).state is JobState.SUCCEEDED
-    assert folder.log_path(job_id).read_text() == f"b then {home} None\n"
-    assert folder.log_path(again).read_text() == f"b then {home} {folder.folder_of(job_id)}\n"
+    assert folder.log_path(job_id).read_text() == f"b then {home}\n"
+    assert folder.log_path(again).read_text() == f"b then {home}\n"
     assert folder.get(again).spec.retry_of == job_id
 
 

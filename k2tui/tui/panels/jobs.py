@@ -83,8 +83,9 @@ def describe(job: Job, now_s: float) -> Seg:
         return Seg(job.reason, "dim")
     if job.state is JobState.ORPHANED:
         return Seg(job.reason or "its keeper is dead, the work goes on", "warn")
-    if job.progress is not None and job.progress.note:
-        return Seg(job.progress.note, "dim")
+    if job.progress is not None and (job.progress.resumed or job.progress.note):
+        resumed = f"resumed from {job.progress.resumed}" if job.progress.resumed else ""
+        return Seg("; ".join(w for w in (resumed, job.progress.note) if w), "dim")
     return Seg(f"pid {job.pid}" if job.pid else "", "dim")
 
 
