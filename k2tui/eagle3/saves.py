@@ -1,8 +1,9 @@
 """Training states on disk: fp32 masters, both Adam moments, and where the run stands. Plain safetensors and JSON.
 
-Whole tensors are written, by rank 0, so a save opens at any number of ranks and with or without sharding. A save is a folder
-that appears by one rename; `last.json` and `best.json` name one and are replaced whole. A crash at any point leaves the save
-before it.
+A save opens at any number of ranks, with or without sharding. Without sharding rank 0 writes whole tensors; sharded ranks
+(FSDP2) write their own parts through torch.distributed.checkpoint in its safetensors form, so that no rank ever holds the whole and no
+pickle is made or read. A save is a folder that appears by one rename; `last.json` and `best.json` name one and are replaced whole. A
+crash at any point leaves the save before it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,11 @@ def _full(value: Tensor) -> Tensor:
 
 
 def _names(stepper: Stepper) -> list[tuple[str, Tensor]]:
+    """The trained parameters. After a forward pass without a backward one FSDP2 still shows whole tensors, which the optimiser does
+    not know: they are put back first."""
+    reshard = getattr(stepper.module, "reshard", None)
+    if reshard is not None:
+        reshard()
     return [(n.removeprefix("draft."), p) for n, p in stepper.module.named_parameters() if p.requires_grad]
 
 
@@ -55,6 +62,8 @@ def write_save(
 
     A full disk leaves the save before it and returns None: training goes on. Every rank must call it.
     """
+    if ranks.sharded and ranks.size > 1 and _writer() is not None:
+        return _write_parts(folder, stepper, facts, ranks, keep)
     weights, moments = gather(stepper)
     done: Path | None = None
     if ranks.is_first:
@@ -77,26 +86,99 @@ def _write(
         save_file(weights, str(part / "weights.safetensors"))
         if moments:
             save_file(moments, str(part / "moments.safetensors"))
-        write_json(part / "state.json", {"format": FORMAT, **facts})
-        for path in part.iterdir():
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(part, final)
-        write_json(folder / "last.json", {"save": name, "step": facts["step"]})
+        _publish(folder, part, final, {"format": FORMAT, **facts})
     except Exception as err:  # safetensors wraps an OSError in its own kind
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(err, OSError) or type(err).__name__ == "SafetensorError":
             return None
         raise
+    _clear_old(folder, name, keep)
+    return final
+
+
+def _publish(folder: Path, part: Path, final: Path, facts: Mapping[str, Any]) -> None:
+    """state.json, everything onto the disk, one rename, and last.json points at it."""
+    write_json(part / "state.json", facts)
+    for path in part.iterdir():
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(part, final)
+    write_json(folder / "last.json", {"save": final.name, "step": facts["step"]})
+
+
+def _writer() -> Any:
+    """torch's safetensors writer for parts, None in a torch that has none (before 2.9): then rank 0 writes whole tensors."""
+    try:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    except ImportError:
+        return None
+    return HuggingFaceStorageWriter
+
+
+def _parts(stepper: Stepper, *, with_moments: bool) -> dict[str, Tensor]:
+    """Names on disk -> this rank's tensors. Missing moments are made, so that a load has somewhere to go."""
+    out: dict[str, Tensor] = {}
+    for name, p in _names(stepper):
+        out[f"weights.{name}"] = p.detach()
+        state = stepper.adam.state.get(p, {})
+        if with_moments:
+            for key in ("exp_avg", "exp_avg_sq"):
+                out[f"{key}.{name}"] = state[key] if key in state else torch.zeros_like(p.detach())
+            step = torch.as_tensor(state.get("step", 0.0))
+            out[f"step.{name}"] = step.detach().float().cpu().reshape(1).clone()
+    return out
+
+
+def _write_parts(
+    folder: Path, stepper: Stepper, facts: Mapping[str, Any], ranks: Ranks, keep: int
+) -> Path | None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    name = f"step-{int(facts['step']):08d}"
+    part, final = folder / f".{name}.part", folder / name
+    if ranks.is_first:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+        except OSError:
+            pass  # the write below fails on every rank alike
+    ranks.wait()
+    has_moments = bool(stepper.adam.state)
+    writer = _writer()(path=str(part), save_distributed=True)
+    try:
+        save(_parts(stepper, with_moments=has_moments), storage_writer=writer)
+        done = True
+    except CheckpointException:  # raised on every rank, with each rank's own trouble in it
+        done = False
+    if ranks.is_first:
+        try:
+            if done:
+                _publish(
+                    folder,
+                    part,
+                    final,
+                    {"format": FORMAT, "parts": ranks.size, "moments": has_moments, **facts},
+                )
+                _clear_old(folder, name, keep)
+        except OSError:
+            done = False
+        if not done:
+            shutil.rmtree(part, ignore_errors=True)
+    ranks.wait()
+    return final if done else None
+
+
+def _clear_old(folder: Path, name: str, keep: int) -> None:
     kept = {name, *(_pointed(folder, p) for p in ("best.json", "last.json"))}
     for old in sorted(folder.glob("step-*"), reverse=True)[keep:]:
         if old.name not in kept:
             shutil.rmtree(old, ignore_errors=True)
-    return final
 
 
 def _pointed(folder: Path, pointer: str) -> str:
@@ -131,7 +213,11 @@ def read_facts(save: Path) -> dict[str, Any]:
 
 
 def restore(save: Path, stepper: Stepper) -> None:
-    """Load weights and moments into the stepper, whatever the number of ranks. Raises K2Error."""
+    """Load weights and moments into the stepper, whatever the number of ranks now and then. Every rank must call it. Raises K2Error."""
+    facts = read_facts(save)
+    if facts.get("parts"):
+        _read_parts(save, stepper, with_moments=bool(facts.get("moments")))
+        return
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -155,6 +241,43 @@ def restore(save: Path, stepper: Stepper) -> None:
                 "exp_avg": _like(moments[f"exp_avg.{name}"], p),
                 "exp_avg_sq": _like(moments[f"exp_avg_sq.{name}"], p),
             }
+
+
+def _read_parts(save: Path, stepper: Stepper, *, with_moments: bool) -> None:
+    """Each rank reads what it holds, wherever that lies in the parts."""
+    import torch.distributed as dist
+
+    if _writer() is None:
+        raise K2Error(
+            f"{save}: written in parts, which torch {torch.__version__} cannot read", "use torch 2.9 or newer"
+        )
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    wanted = _parts(stepper, with_moments=with_moments)
+    reader = HuggingFaceStorageReader(str(save))
+    try:
+        there = reader.read_metadata().state_dict_metadata
+        for name, tensor in wanted.items():
+            if name not in there or tuple(there[name].size) != tuple(tensor.shape):  # type: ignore[union-attr]
+                raise K2Error(
+                    f"{save}: {name} is missing or has another shape",
+                    "this save belongs to another draft: choose another --out",
+                )
+        with warnings.catch_warnings():  # that nothing is distributed is no surprise here
+            warnings.simplefilter("ignore", UserWarning)
+            load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
+    except (OSError, RuntimeError, CheckpointException) as err:
+        raise K2Error(f"{save}: cannot be read: {err}", "delete that save; the one before it is used then")
+    for name, p in _names(stepper):
+        if not with_moments:
+            continue
+        stepper.adam.state[p] = {
+            "step": wanted[f"step.{name}"].reshape(()).to(p.device if p.is_cuda else "cpu"),
+            "exp_avg": wanted[f"exp_avg.{name}"],
+            "exp_avg_sq": wanted[f"exp_avg_sq.{name}"],
+        }
 
 
 def _like(value: Tensor, p: Tensor) -> Tensor:
