@@ -65,13 +65,14 @@ class Follower:
     """One target, followed: feed what its log grew by, look at its processes, join it with what it answers.
 
     step() reads the log; look() (once a second) reads the processes. Neither blocks. With learns, the ETA comes from this host's
-    earlier starts, and a start of ours that becomes ready is kept for the next ones.
+    earlier starts; with records too, a start of ours that becomes ready is kept for the next ones.
     """
 
-    def __init__(self, target: Target, *, learns: bool = False) -> None:
+    def __init__(self, target: Target, *, learns: bool = False, records: bool = True) -> None:
         self.target = target
         self.tracker = load_tracker(eta=loadhistory.learned() if learns else None, stall_s=target.stall_s)
-        self._recorder = loadhistory.StartRecorder(self.tracker) if learns and target.job is not None else None
+        keeps = learns and records and target.job is not None
+        self._recorder = loadhistory.StartRecorder(self.tracker) if keeps else None
         self.error = ""
         self._tail: Tail | None = None
         self._tree: ProcTree | None = None
@@ -250,7 +251,7 @@ def _view_of_http(http: HttpStatus | None) -> LoadView:
 def look_once(target: Target, now_s: float | None = None, *, ask: bool = True, timeout_s: float = 0.5) -> ServerView:
     """One picture of one target, for commands that do not stay: reads the log (its newest start), asks the server once."""
     now = time.time() if now_s is None else now_s
-    follower = Follower(target)
+    follower = Follower(target, learns=True, records=False)
     try:
         while follower.step(now):
             pass

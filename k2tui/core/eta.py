@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, cast
 
-from k2tui.core.load import Phase, PhaseSpan, ShardCount
+from k2tui.core.load import EtaAccuracy, Phase, PhaseSpan, ShardCount
 
 CHECKPOINTS = ("start", "10%", "50%", "90%", "after shards")
 _SHARD_PHASES = (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD)
@@ -51,6 +51,10 @@ class Estimate(NamedTuple):
 
 class EtaModel(Protocol):
     def estimate(self, progress: Progress) -> Estimate | None: ...
+
+    def accuracy(self, progress: Progress) -> tuple[EtaAccuracy, ...]:
+        """How good the estimates of earlier starts like this one were."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,9 @@ class LinearEta:
         left = max(left - waited, (count.total - done - 1) * pace.factor, 0.0)
         return Estimate(left, None, left)
 
+    def accuracy(self, progress: Progress) -> tuple[EtaAccuracy, ...]:
+        return ()
+
 
 class LearnedEta:
     """Earlier starts on this host. Falls back to LinearEta plus the usual later phases of the same engine."""
@@ -230,6 +237,9 @@ class LearnedEta:
             and (r.tp_size or 1) == (progress.tp_size or 1)
             and r.has_draft == progress.has_draft
         ][-_KEEP:]
+
+    def accuracy(self, progress: Progress) -> tuple[EtaAccuracy, ...]:
+        return accuracy(self.like(progress))
 
     def estimate(self, progress: Progress) -> Estimate | None:
         if progress.phase in _LAST or not progress.spans or progress.log_now_s is None:
@@ -362,25 +372,15 @@ def checkpoint(progress: Progress) -> str:
     return "after shards" if progress.phase is not Phase.WEIGHT_LOAD else "start"
 
 
-@dataclass(frozen=True, slots=True)
-class Accuracy:
-    """How good earlier estimates were at one checkpoint."""
-
-    checkpoint: str
-    count: int
-    mean_error_s: float
-    mean_error_share: float  # of the true time that was left
-
-
-def accuracy(records: Sequence[StartRecord]) -> tuple[Accuracy, ...]:
+def accuracy(records: Sequence[StartRecord]) -> tuple[EtaAccuracy, ...]:
     """For each checkpoint that has predictions, in the order of CHECKPOINTS."""
-    out: list[Accuracy] = []
+    out: list[EtaAccuracy] = []
     for name in CHECKPOINTS:
         pairs = [r.predictions[name] for r in records if name in r.predictions]
         if pairs:
             errors = [abs(a - b) for a, b in pairs]
             shares = [abs(a - b) / max(b, 1.0) for a, b in pairs]
-            out.append(Accuracy(name, len(pairs), sum(errors) / len(errors), sum(shares) / len(shares)))
+            out.append(EtaAccuracy(name, len(pairs), sum(errors) / len(errors), sum(shares) / len(shares)))
     return tuple(out)
 
 

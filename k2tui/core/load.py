@@ -55,6 +55,48 @@ class ShardCount:
 
 
 @dataclass(frozen=True, slots=True)
+class RankLoad:
+    """How far one rank is with its weights. target, draft: None = the log draws no bar for this rank (rank 0's counts for all
+    in most releases); is_loaded: it said that its (target's) weights are in. node: an address or a host's name, "" = not told.
+    """
+
+    rank: str  # "TP0", "DP0 TP1"
+    node: str = ""
+    target: ShardCount | None = None
+    draft: ShardCount | None = None
+    is_loaded: bool = False
+
+    def as_json(self) -> dict[str, str | int | bool | None]:
+        return {
+            "rank": self.rank,
+            "node": self.node or None,
+            "done": self.target.done if self.target else None,
+            "total": self.target.total if self.target else None,
+            "draft_done": self.draft.done if self.draft else None,
+            "draft_total": self.draft.total if self.draft else None,
+            "is_loaded": self.is_loaded,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EtaAccuracy:
+    """How good earlier estimates of the same start were at one checkpoint ("50%" of the shards)."""
+
+    checkpoint: str
+    count: int
+    mean_error_s: float
+    mean_error_share: float  # of the true time that was left
+
+    def as_json(self) -> dict[str, str | int | float]:
+        return {
+            "checkpoint": self.checkpoint,
+            "count": self.count,
+            "mean_error_s": round(self.mean_error_s, 2),
+            "mean_error_share": round(self.mean_error_share, 4),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeBatch:
     """The newest `Decode batch` line. accept_length counts the bonus token (1.0 = nothing accepted)."""
 
@@ -100,3 +142,5 @@ class LoadView:
     decode: DecodeBatch | None = None
     warnings: tuple[str, ...] = ()
     ranks: tuple[str, ...] = field(default=())  # rank tags seen: "TP0", "DP0 TP1"
+    rank_loads: tuple[RankLoad, ...] = ()  # in the order of `ranks`; () while fewer than two ranks load
+    eta_accuracy: tuple[EtaAccuracy, ...] = ()  # of this host's earlier starts of the same model

@@ -38,6 +38,7 @@ class Line(NamedTuple):
     wrap_s: float | None = None  # the wrapper's stamp; its time zone may be another one
     process: str = ""  # "EngineCore_DP0", "Worker_TP0", "APIServer"
     turned: int | None = None  # place in time, when the text ran backwards
+    node: str = ""  # the host that a wrapper named (Ray's ip=, a journal's host)
 
     @property
     def order(self) -> int:
@@ -64,7 +65,7 @@ _WRAPPERS: tuple[tuple[str, Pattern], ...] = (
         Pattern(
             r"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|"
             + _ISO
-            + r") [\w.-]+ (?:(?P<name>[\w.@:/-]{1,80}?)\[\d+\]|kernel): ?"
+            + r") (?P<node>[\w.-]+) (?:(?P<name>[\w.@:/-]{1,80}?)\[\d+\]|kernel): ?"
         ),
     ),
     ("compose", Pattern(r"\[?(?P<name>[A-Za-z][\w.-]{0,80}?)\]? +\| ?(?!\s*\d+/\d+ \[)")),
@@ -72,7 +73,7 @@ _WRAPPERS: tuple[tuple[str, Pattern], ...] = (
     (
         "ray",
         Pattern(
-            r"\((?P<name>(?!APIServer|EngineCore|Worker|VllmWorker|StageEngine|DPCoordinator|Process)[A-Za-z_][\w.:]*) (?:pid|PID)=\d+(?:, ip=[\w.:]+)?\)\s?"
+            r"\((?P<name>(?!APIServer|EngineCore|Worker|VllmWorker|StageEngine|DPCoordinator|Process)[A-Za-z_][\w.:]*) (?:pid|PID)=\d+(?:, ip=(?P<node>[\w.:]+))?\)\s?"
         ),
     ),
     ("iso", Pattern(rf"\[?(?P<stamp>{_ISO})\]?\s(?=\S*\[|\(|[A-Z]+ |\S+ >> |\S+ +\|)")),
@@ -198,6 +199,7 @@ class _Wrap:
     rank: str = ""
     flag: str = ""
     stamp: str = ""
+    node: str = ""
     inner: str = ""  # the text right behind a layer that quotes or splits lines (CRI, docker's JSON)
 
 
@@ -235,6 +237,7 @@ def _peel(wrap: _Wrap) -> None:
                 wrap.source = groups.get("name") or wrap.source
             wrap.flag = groups.get("flag") or wrap.flag
             wrap.stamp = wrap.stamp or groups.get("stamp") or ""
+            wrap.node = groups.get("node") or wrap.node
             if groups.get("rank"):
                 wrap.rank = f"TP{groups['rank']}"
             text = text[match.end() :]
@@ -283,7 +286,7 @@ def parse(no: int, raw: str, year: int = 1970, joined: str | None = None) -> Lin
         raw = joined
     elif wrap.inner and not wrap.flag:
         raw = wrap.inner
-    return Line(no, raw, text, body, at_s, rank, wrap.source, level, wrap_s, process)
+    return Line(no, raw, text, body, at_s, rank, wrap.source, level, wrap_s, process, node=wrap.node)
 
 
 _MONTHS = {

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from k2tui.core.diagnosis import Collector, Facts, Finding, Verdict, advice_for, decide, same_model
-from k2tui.core.eta import Estimate, EtaModel, LinearEta, Progress, StartRecord
+from k2tui.core.eta import EtaModel, LinearEta, Progress, StartRecord
 from k2tui.core.events import (
     Answered,
     Bar,
@@ -31,7 +31,7 @@ from k2tui.core.events import (
     ReadyLine,
     Stopping,
 )
-from k2tui.core.load import DecodeBatch, LoadView, Phase, PhaseSpan, ShardCount, State
+from k2tui.core.load import DecodeBatch, LoadView, Phase, PhaseSpan, RankLoad, ShardCount, State
 from k2tui.core.loadlines import Line, LineCutter, LineReader, clean, parse
 from k2tui.core.patterns import Pattern
 from k2tui.core.plainlines import PlainLines
@@ -131,6 +131,10 @@ class _Start:
         self.last_s: float | None = None
         self.rank_loads: dict[str, int] = {}
         self.rank_ends: dict[str, int] = {}
+        self.rank_bars: dict[
+            tuple[str, bool], ShardCount
+        ] = {}  # (rank, is it the draft's?) -> shards, where bars tell
+        self.rank_nodes: dict[str, str] = {}
         self.milestone: tuple[Phase, str, int, str] | None = None
         self.compile_line: Line | None = None
         self.health_ok_s: float | None = None
@@ -251,6 +255,8 @@ class _Lane:
                 start.first_s = self._birth(line.at_s)
         if line.rank:
             start.ranks.add(line.rank)
+            if line.node:
+                start.rank_nodes[line.rank] = line.node
         found = self._detect(line) if self._detect else ""
         if found:
             votes = self._votes[found] = self._votes.get(found, 0) + 1
@@ -610,12 +616,16 @@ class _Lane:
                 self._enter(Phase.DRAFT_LOAD, line, 1)
             elif _ORDER.get(start.phase, 99) > _ORDER[Phase.AFTER_LOAD]:
                 return False
-        if start.phase is Phase.DRAFT_LOAD:
+        is_draft = start.phase is Phase.DRAFT_LOAD
+        if is_draft:
             start.draft = _newer(start.draft, event)
         elif start.round == 0:
             start.target = _newer(start.target, event)
         else:
             return False
+        if line.rank:
+            place = (line.rank, is_draft)
+            start.rank_bars[place] = _newer(start.rank_bars.get(place), event)
         return True
 
     def _note_bar(self, event: Bar, kind: str, line: Line) -> None:
@@ -739,6 +749,7 @@ class _Lane:
             decode=start.decodes[-1][0] if start.decodes else None,
             warnings=tuple(verdict.warnings),
             ranks=tuple(sorted(start.ranks, key=_rank_key)),
+            rank_loads=self._rank_loads(),
             bytes_done=seen.bytes_done,
             bytes_total=seen.bytes_total,
         )
@@ -752,12 +763,30 @@ class _Lane:
             if recent[-1][0] > recent[0][0]:
                 rate = (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
         view = replace(view, shards_per_s=rate if phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_LOAD) else None)
-        if verdict.state is State.LOADING:
-            estimate = self._estimate(view, rhythm, log_now)
+        if verdict.state in (State.LOADING, State.READY):
+            progress = self._progress(view, rhythm, log_now)
+            estimate = self._eta.estimate(progress) if verdict.state is State.LOADING else None
             self._phase_left_s = estimate.phase_s if estimate else None
             if estimate is not None:
                 view = replace(view, eta_s=estimate.eta_s, eta_error_s=estimate.error_s)
+            view = replace(view, eta_accuracy=self._eta.accuracy(progress))
         return replace(view, verdict=_sentence(view, verdict))
+
+    def _rank_loads(self) -> tuple[RankLoad, ...]:
+        start = self._start
+        ranks = {*start.rank_loads, *start.rank_ends, *(rank for rank, _ in start.rank_bars)} - {""}
+        if len(ranks) < 2:
+            return ()
+        return tuple(
+            RankLoad(
+                rank,
+                start.rank_nodes.get(rank, ""),
+                start.rank_bars.get((rank, False)),
+                start.rank_bars.get((rank, True)),
+                start.rank_ends.get(rank, 0) > 0,
+            )
+            for rank in sorted(ranks, key=_rank_key)
+        )
 
     def record(self, predictions: Mapping[str, tuple[float, float]]) -> StartRecord | None:
         """The newest start as history keeps it: None while it is not ready, or when its log was not seen from its beginning."""
@@ -812,30 +841,26 @@ class _Lane:
         """Every proving line found so far in the newest start, oldest first."""
         return self._collector.findings()
 
-    def _estimate(
-        self, view: LoadView, rhythm: list[tuple[float, int]], log_now: float | None
-    ) -> Estimate | None:
+    def _progress(self, view: LoadView, rhythm: list[tuple[float, int]], log_now: float | None) -> Progress:
         start = self._start
         elapsed = (log_now - start.first_s) if log_now is not None and start.first_s is not None else None
         bar = start.bar
-        return self._eta.estimate(
-            Progress(
-                phase=view.phase,
-                spans=view.phases,
-                target=view.target,
-                draft=view.draft,
-                rhythm=tuple(rhythm),
-                log_now_s=log_now,
-                elapsed_s=elapsed,
-                model=view.model,
-                engine=view.engine,
-                tp_size=view.tp_size,
-                has_draft=bool(start.args and start.args.draft) or start.drafting,
-                capture=ShardCount(bar.done, bar.total) if bar and bar.kind == "capture" else None,
-                bytes_done=view.bytes_done,
-                bytes_total=view.bytes_total,
-                read_bytes_s=self._evidence.read_bytes_s,
-            )
+        return Progress(
+            phase=view.phase,
+            spans=view.phases,
+            target=view.target,
+            draft=view.draft,
+            rhythm=tuple(rhythm),
+            log_now_s=log_now,
+            elapsed_s=elapsed,
+            model=view.model,
+            engine=view.engine,
+            tp_size=view.tp_size,
+            has_draft=bool(start.args and start.args.draft) or start.drafting,
+            capture=ShardCount(bar.done, bar.total) if bar and bar.kind == "capture" else None,
+            bytes_done=view.bytes_done,
+            bytes_total=view.bytes_total,
+            read_bytes_s=self._evidence.read_bytes_s,
         )
 
     def _tp_size(self) -> int | None:

@@ -95,6 +95,7 @@ class Reading:
             "confidence": round(verdict.confidence, 2),
             "software": view.engine,
             "version": view.version,
+            "ranks": [load.as_json() for load in view.rank_loads],
         }
 
 

@@ -31,7 +31,6 @@ def collect(ask: bool = True) -> dict[str, Any]:
         view = look_once(target_of(job), now, ask=ask)
         entry = describe(view)
         entry["title"] = view.title
-        entry["eta_s"] = view.load.eta_s
         if view.http is not None and view.http.model_path:
             entry["num_running_reqs"] = view.http.num_running_reqs
             entry["num_queue_reqs"] = view.http.num_queue_reqs

@@ -133,7 +133,6 @@ def run(args: argparse.Namespace) -> int:
 
             view = look_once(target)
             facts = describe(view)
-            facts["eta_s"] = view.load.eta_s
             if args.json:
                 print(json.dumps({"schema": 1, **facts}, ensure_ascii=False))
             else:

@@ -121,6 +121,36 @@ def load_line(server: ServerView, view: View, width: int) -> Line:
     return spread(left, right, width)
 
 
+def ranks_line(load: LoadView, view: View, width: int) -> Line:
+    """`ranks 5/8 in  TP3 41/64  TP6 -`: how many have their weights, and those that have not, slowest first."""
+    late = [r for r in load.rank_loads if not r.is_loaded]
+    late.sort(key=lambda r: r.target.done / max(1, r.target.total) if r.target else 0.0)
+    count = len(load.rank_loads)
+    segs = [Seg("ranks  ", "dim"), Seg(f"{count - len(late)}/{count} in", "ok" if not late else "bold")]
+    nodes: dict[str, list[bool]] = {}
+    for rank in load.rank_loads:
+        nodes.setdefault(rank.node, []).append(rank.is_loaded)
+    parts = [f"{node} {sum(loaded)}/{len(loaded)}" for node, loaded in nodes.items() if node] if len(nodes) > 1 else []
+    parts += [f"{r.rank} {r.target.done}/{r.target.total}" if r.target else f"{r.rank} -" for r in late]
+    for n, part in enumerate(parts):
+        more = f"  {view.glyphs.ellipsis}+{len(parts) - n}"
+        if line_width(segs) + 2 + len(part) + (len(more) if n + 1 < len(parts) else 0) > width:
+            segs.append(Seg(more, "dim"))
+            break
+        segs.append(Seg(f"  {part}", ""))
+    return tuple(segs)
+
+
+def accuracy_text(load: LoadView) -> str:
+    """How good the earlier estimates of such starts were, at the checkpoints inside the shards."""
+    told = [a for a in load.eta_accuracy if a.checkpoint.endswith("%")]
+    if not told:
+        return ""
+    parts = ", ".join(f"{a.mean_error_share:.0%} at {a.checkpoint}" for a in told)
+    count = max(a.count for a in told)
+    return f"earlier ETAs were off by {parts} of the shards ({count} start{'s' if count != 1 else ''})"
+
+
 def serving_line(server: ServerView, view: View, width: int) -> Line:
     """Requests, KV use, speed and acceptance: from /metrics when it answers, else from the newest decode line."""
     http, decode, g = server.http, server.load.decode, view.glyphs
@@ -256,6 +286,8 @@ def draw(view: View, width: int, height: int) -> Picture:
     loading = load.state in (State.LOADING, State.STALLED) or (load.target is not None and not serving)
     if loading and (load.target is not None or load.phase is Phase.WEIGHT_LOAD):
         lines.append(load_line(server, view, width))
+        if load.rank_loads and height >= 5 and not all(r.is_loaded for r in load.rank_loads):
+            lines.append(ranks_line(load, view, width))
     elif serving and load.state not in (State.FAILED, State.STOPPED):
         lines.append(serving_line(server, view, width))
     elif text := eta_text(load, view):
@@ -270,6 +302,8 @@ def draw(view: View, width: int, height: int) -> Picture:
     lines += verdict_lines(server, view, width, rest - spare_for_others)
     for note in load.warnings[: max(0, height - len(lines) - spare_for_others)]:
         lines.append((Seg(f"{view.glyphs.warn} ", "warn"), Seg(fit(note, max(1, width - 2), ellipsis=view.glyphs.ellipsis).rstrip(), "dim")))
+    if load.state is State.LOADING and len(lines) + spare_for_others < height and (text := accuracy_text(load)):
+        lines.append(text_line(fit(text, width, ellipsis=view.glyphs.ellipsis).rstrip(), "dim"))
     lines += [other_line(s, view, width) for s in others[:spare_for_others]]
     count = len(view.snap.servers)
     place = [s.key for s in view.snap.servers].index(server.key) + 1
