@@ -51,7 +51,9 @@ def _kind(path: str) -> str:
         text = MOUNTINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return type_of(Path(os.path.realpath(path)), text)
+    kind = type_of(Path(os.path.abspath(path)), text)
+    # links are followed only where the path itself is local: a look at a network mount whose server hangs would hang too
+    return kind if is_network(kind) else type_of(Path(os.path.realpath(path)), text)
 
 
 def local_root(state: Path) -> Path:
