@@ -7,16 +7,13 @@ import json
 import os
 import pty
 import select
-import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pyte
 import pytest
 
@@ -72,17 +69,6 @@ class Terminal:
 def status() -> dict[str, object]:
     run = subprocess.run([sys.executable, "-m", "k2tui", "status", "--json"], capture_output=True, text=True, cwd=ROOT)
     return dict(json.loads(run.stdout))
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(own_home: Path) -> Iterator[None]:
-    yield
-    for proc in psutil.process_iter():
-        try:
-            if proc.pid != os.getpid() and proc.environ().get("K2TUI_HOME") == str(own_home):
-                proc.send_signal(signal.SIGKILL)
-        except psutil.Error:
-            continue
 
 
 def test_load_watched_benchmark_started_line_dropped_found_again(own_home: Path) -> None:

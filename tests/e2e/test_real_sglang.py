@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,17 +21,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not KIT.is_dir(), reason=f"no SGLang CPU kit at {KIT} (set K2TUI_SGLANG_KIT)"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(own_home: Path) -> Iterator[None]:
-    yield
-    for proc in psutil.process_iter():
-        try:
-            if proc.pid != os.getpid() and proc.environ().get("K2TUI_HOME") == str(own_home):
-                proc.kill()
-        except psutil.Error:
-            continue
 
 
 def k2(*argv: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:

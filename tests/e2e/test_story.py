@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -32,30 +32,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def processes_of(home: Path) -> list[psutil.Process]:
-    """Every process that carries this test's state folder in its environment."""
-    found = []
-    for proc in psutil.process_iter():
-        try:
-            if proc.pid != os.getpid() and proc.environ().get("K2TUI_HOME") == str(home) and proc.status() != psutil.STATUS_ZOMBIE:
-                found.append(proc)
-        except psutil.Error:
-            continue
-    return found
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(own_home: Path) -> Iterator[None]:
-    """Whatever a failing test leaves behind is ended: exactly the processes that carry its state folder."""
-    yield
-    for proc in processes_of(own_home):
-        try:
-            proc.kill()
-        except psutil.Error:
-            pass
-
-
-def test_demo_headless_from_nothing(own_home: Path) -> None:
+def test_demo_headless_from_nothing(still_there: Callable[[], list[psutil.Process]]) -> None:
     run = k2("demo", "--headless", "--json", "--port", str(free_port()))
     assert run.returncode == 0, run.stderr
     facts = json.loads(run.stdout)
@@ -64,12 +41,12 @@ def test_demo_headless_from_nothing(own_home: Path) -> None:
     assert [b["concurrency"] for b in facts["bench"]] == [1, 4]
     assert all(b["output_throughput"] > 0 and b["errors"] == 0 for b in facts["bench"])
     deadline = time.time() + 10
-    while processes_of(own_home) and time.time() < deadline:
+    while still_there() and time.time() < deadline:
         time.sleep(0.2)
-    assert processes_of(own_home) == []
+    assert still_there() == []
 
 
-def test_server_outlives_its_starter_and_is_found_again(own_home: Path) -> None:
+def test_server_outlives_its_starter_and_is_found_again(still_there: Callable[[], list[psutil.Process]]) -> None:
     """The starter is killed with SIGKILL in the middle of the load; a later command finds the server, measures and stops it."""
     port = free_port()
     starter = subprocess.Popen(
@@ -100,7 +77,7 @@ def test_server_outlives_its_starter_and_is_found_again(own_home: Path) -> None:
     assert down.returncode == 0 and "stopped by the user" in down.stdout
     assert k2("down").returncode == 0
     time.sleep(0.5)
-    assert processes_of(own_home) == []
+    assert still_there() == []
 
 
 @pytest.fixture

@@ -9,10 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 pytest.importorskip("torch")
@@ -21,17 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def k2(*argv: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "k2tui", *argv], capture_output=True, text=True, timeout=timeout, cwd=ROOT)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(own_home: Path) -> Iterator[None]:
-    yield
-    for proc in psutil.process_iter():
-        try:
-            if proc.pid != os.getpid() and proc.environ().get("K2TUI_HOME") == str(own_home):
-                proc.kill()
-        except psutil.Error:
-            continue
 
 
 @pytest.mark.timeout(300)
