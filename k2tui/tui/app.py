@@ -882,6 +882,7 @@ class Dashboard(QuietApp):
             action = f"stage('{stage.name}')"
             if action not in known:
                 choices.append(Choice(action, stage.title, stage.unavailable and f"not now: {stage.unavailable}", not stage.unavailable))
+        choices.append(Choice("save_picture", "Save a picture of this screen (SVG)"))
         choices.append(Choice("add_task", "Add a task to the board", "a"))
         for what, words in (("jobs", "Go to its job"), ("board", "Go to its task"), ("bench", "Go to its benchmark rows")):
             choices.append(Choice(f"go('{what}')", words, "of what is selected"))
@@ -944,9 +945,34 @@ class Dashboard(QuietApp):
 
             width = min(96, self.size.width * 9 // 10 - 4)
             lines = [text_line(part) for line in text.splitlines() for part in wrap(line, width)]
-            self.push_screen(Reader("Report", lines, copy=text))
+
+            def then(word: str | None) -> None:
+                if word == "saves":
+                    self.save(f"report-{server.title}", ".md", text)
+
+            self.push_screen(Reader("Report", lines, copy=text, also=("s", "saves")), then)
 
         self._order(self.backend.report, server.key, then=show)
+
+    def action_save_picture(self) -> None:
+        """The screen as it stands, as SVG."""
+        deck = self.deck
+        self.save(f"screen-{deck.NAME if deck is not None else 'k2tui'}", ".svg", self.export_screenshot(title="k2tui"))
+
+    def save(self, name: str, suffix: str, text: str) -> None:
+        """Keep a text as a file and say where it lies."""
+
+        async def run() -> None:
+            from k2tui.exports import save_text
+
+            try:
+                path = await save_text(name, suffix, text)
+            except K2Error as err:
+                self.say(err.message, "error", err.hint)
+                return
+            self.say(f"saved: {path}")
+
+        self.run_worker(run, exit_on_error=False)
 
     def action_copy(self) -> None:
         """Copy what is in focus: the log's line, a job's command, the server's address, else the row's text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import fake
@@ -410,12 +411,19 @@ async def test_buttons_by_keyboard(make_app: Any) -> None:
         await shows(pilot, "input tokens")
 
 
-async def test_report_is_shown(make_app: Any) -> None:
+async def test_report_is_shown_and_saved_and_so_is_a_picture(make_app: Any, own_home: Path) -> None:
     app = make_app("serving")
     async with app.run_test(size=(80, 24)) as pilot:
         await shows(pilot, "READY")
         await pilot.press("R")
-        await shows(pilot, "k2tui report on serve-01", "--api-key ***")
+        await shows(pilot, "k2tui report on serve-01", "--api-key ***", "saves")
+        await pilot.press("s")
+        await until(pilot, lambda: any("saved: " in text for _, _, text in app.messages))
+        (report,) = (own_home / "saved").iterdir()
+        assert report.suffix == ".md" and "--api-key ***" in report.read_text()
+        await app.run_action("save_picture")
+        await until(pilot, lambda: len(list((own_home / "saved").glob("screen-overview-*.svg"))) == 1)
+        assert next((own_home / "saved").glob("*.svg")).read_text().startswith("<svg")
 
 
 async def test_a_broken_panel_does_not_take_the_screen(make_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
