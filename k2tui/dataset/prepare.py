@@ -1,8 +1,9 @@
 """From prompts to tokenized_data.jsonl, by inference on the running server: token ids in, token ids out, nothing re-tokenised.
 
 Laws. A row is appended whole or not at all. What was done is never done twice: a prompt counts as done when its tokens are in the
-file or its outcome is in the log beside it. The server renders the template; a prompt whose count of tokens the chat API
-contradicts is refused by name. A loss mask of 1 stands only on tokens that the server itself generated in that very context.
+file or its outcome is in the log beside it; one that was refused is no outcome and is asked for again. The server renders the
+template; a prompt that its chat API renders otherwise is refused by name. A loss mask of 1 stands only on tokens that the server
+itself generated in that very context.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from k2tui.dataset.rows import Row, RowFile, hash_ids, make_row, problem_of
 from k2tui.errors import K2Error, NotReadyError
 from k2tui.files import write_json
 
+THINK_END = "</think>"
+REFUSED = ("refused by the server", "prompt does not match the server's rendering", "not a valid row")
+_ALL_REFUSED = 20  # so many refusals and not one answer: the set-up is wrong, not the prompts
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -48,11 +53,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
+    """done: prompts with an outcome; refused ones are not among them."""
+
     done: int
     total: int
     kept: int
     tokens_s: float
     eta_s: float | None
+    refused: int
     waiting: str  # why nothing moves, in words
 
 
@@ -87,6 +95,7 @@ class Preparation:
         self._waiting = ""
         self._error: Exception | None = None
         self._use_seed = True
+        self._think_is_a_token = False
         self.log_path = self.out.with_name(self.out.name + ".log.jsonl")
         self.settings_path = self.out.with_name(self.out.name + ".settings.json")
 
@@ -148,6 +157,8 @@ class Preparation:
             for line in whole.splitlines():
                 told = json.loads(line)
                 # a kept row counts only if it is in the file: data first, log second
+                if told["outcome"] in REFUSED:
+                    continue
                 if told["outcome"] != "kept" or told.get("prompt_hash") in self._done:
                     self._keys.add(told["key"])
         return len(rows)
@@ -158,6 +169,11 @@ class Preparation:
             told = dict(conn.call("GET", "/model_info"))
             with contextlib.suppress(K2Error, OSError):
                 told["version"] = conn.call("GET", "/server_info").get("version")
+            with contextlib.suppress(K2Error, OSError):
+                ids = conn.call("POST", "/tokenize", {"prompt": THINK_END, "add_special_tokens": False})[
+                    "tokens"
+                ]
+                self._think_is_a_token = len(ids) == 1
             return told
         except OSError as err:
             raise NotReadyError(f"{self.url}: no answer ({err})", "start the server, or check the address")
@@ -244,11 +260,14 @@ class Preparation:
             except OSError as err:
                 self._server_away(str(err))
                 continue
+            except _OtherRendering as err:
+                row, outcome, prompt_hash = None, REFUSED[1], ""
+                self.refused[prompt.name] = err.message
             except K2Error as err:
                 if any(f"HTTP {code}" in err.message for code in (500, 502, 503)):
                     self._server_away(err.message)
                     continue
-                row, outcome, prompt_hash = None, "refused by the server", ""
+                row, outcome, prompt_hash = None, REFUSED[0], ""
                 self.refused[prompt.name] = err.message
             self._gone_since, self._waiting = None, ""
             with self._lock:
@@ -274,7 +293,17 @@ class Preparation:
                     told["why"] = self.refused[prompt.name][:300]
                 log.write((json.dumps(told) + "\n").encode())
                 log.flush()
+            if self.refused_count >= _ALL_REFUSED and set(self.outcomes) <= {"done before", *REFUSED}:
+                raise K2Error(
+                    f"the first {self.refused_count} prompts were all refused; {prompt.name}: {self.refused[prompt.name]}",
+                    "nothing was generated; look at the server's chat template and version",
+                )
             return
+
+    @property
+    def refused_count(self) -> int:
+        """Prompts refused in this run; they are asked for again by the next."""
+        return sum(self.outcomes[reason] for reason in REFUSED)
 
     def _server_away(self, why: str) -> None:
         now = time.monotonic()
@@ -324,7 +353,7 @@ class Preparation:
             so_far = rendered + out
             mask = mask + [1] * len(out)
             text = str(reply.get("text", ""))
-            think, found, answer = text.rpartition("</think>")
+            think, found, answer = text.rpartition(THINK_END)
             reasoning = bool(found)
             said: dict[str, Any] = {"role": "assistant", "content": answer.strip() if found else text}
             if found:
@@ -342,12 +371,12 @@ class Preparation:
         again = self._render(conn, messages[:-1], tools)
         if again != rendered:
             self.refused[prompt.name] = "the template renders this conversation differently each time"
-            return None, "prompt does not match the server's rendering", prompt_hash
+            return None, REFUSED[1], prompt_hash
         row = make_row(so_far, mask, len(rendered), reasoning, finish)
         problem = problem_of({k: getattr(row, k) for k in row.__dataclass_fields__})
         if problem:
             self.refused[prompt.name] = problem
-            return None, "not a valid row", prompt_hash
+            return None, REFUSED[2], prompt_hash
         return row, "kept", prompt_hash
 
     def _render(
@@ -375,7 +404,7 @@ class Preparation:
         rendered: Sequence[int],
         prompt: Prompt,
     ) -> None:
-        """The chat API must count the same prompt tokens as we send. Raises K2Error naming the prompt."""
+        """The chat API must see the same prompt: its token ids where the server tells them, else their number."""
         if not self.verify_every or int(prompt.key(), 16) % self.verify_every:
             return
         body: dict[str, Any] = {
@@ -383,15 +412,24 @@ class Preparation:
             "messages": list(messages),
             "max_tokens": 1,
             "temperature": 0,
+            "return_prompt_token_ids": True,
         }
         if tools:
             body["tools"] = list(tools)
         if self.template_kwargs:
             body["chat_template_kwargs"] = dict(self.template_kwargs)
-        usage = conn.call("POST", "/v1/chat/completions", body).get("usage") or {}
-        told = usage.get("prompt_tokens")
+        answer = conn.call("POST", "/v1/chat/completions", body)
+        choices = answer.get("choices") or [{}]
+        ids = answer.get("prompt_token_ids") or choices[0].get("prompt_token_ids")
+        if ids is not None and list(ids) != list(rendered):
+            at = next((i for i, (a, b) in enumerate(zip(ids, rendered, strict=False)) if a != b), -1)
+            where = f"token {at}" if at >= 0 else "its end"
+            raise _OtherRendering(
+                f"{prompt.name}: the chat API renders another prompt from {where} on ({len(ids)} tokens there, {len(rendered)} here)"
+            )
+        told = (answer.get("usage") or {}).get("prompt_tokens")
         if told is not None and int(told) != len(rendered):
-            raise K2Error(
+            raise _OtherRendering(
                 f"{prompt.name}: {len(rendered)} tokens were rendered, the chat API counts {told}: not the server's own rendering"
             )
 
@@ -399,6 +437,10 @@ class Preparation:
         params = self.sampling.params()
         room = self.rules.max_seq_len - len(ids)
         params["max_new_tokens"] = max(1, min(params["max_new_tokens"], room))
+        if self._think_is_a_token:
+            params["skip_special_tokens"] = (
+                False  # some tokenizers call it special: the text would not show where thinking ends
+            )
         if self._use_seed:
             params["sampling_seed"] = (int(prompt.key(), 16) ^ self.sampling.seed) & 0x7FFFFFFF
         try:
@@ -418,15 +460,27 @@ class Preparation:
     def _report(self, started: float, total: int) -> None:
         if not self.on_speed:
             return
-        done = sum(self.outcomes.values()) - self.outcomes["done before"]
+        done = sum(self.outcomes.values()) - self.outcomes["done before"] - self.refused_count
         took = time.monotonic() - started
         rate = done / took if took > 0 else 0.0
         if self.target_rows is not None:
             total = min(total, done + max(0, self.target_rows - self.existing - self.kept))
-        eta = (total - done) / rate if rate > 0 else None
+        eta = max(0, total - done - self.refused_count) / rate if rate > 0 else None
         self.on_speed(
-            Speed(done, total, self.kept, self.new_tokens / took if took else 0.0, eta, self._waiting)
+            Speed(
+                done,
+                total,
+                self.kept,
+                self.new_tokens / took if took else 0.0,
+                eta,
+                self.refused_count,
+                self._waiting,
+            )
         )
+
+
+class _OtherRendering(K2Error):
+    """The server's chat API sees another prompt than the one that would be learned from."""
 
 
 def _finish(reply: Mapping[str, Any]) -> str | None:

@@ -187,7 +187,8 @@ def _pyarrow(name: str, path: Path) -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise K2Error(
-            f"{path}: reading this needs pyarrow", "pip install pyarrow, or convert the file to JSONL"
+            f"{path}: Parquet and Arrow files need pyarrow, which is not installed",
+            "pip install 'k2tui[data]' (or pyarrow alone), or use JSONL",
         )
 
 

@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     def tell(speed: Speed) -> None:
         note = speed.waiting or f"{speed.tokens_s:,.0f} tok/s, {speed.kept} kept"
+        note += f", {speed.refused} refused" if speed.refused else ""
         resumed = f"row {work.existing}" if work.existing else ""
         report_progress(speed.done, speed.total, "prompts", note, speed.eta_s, resumed=resumed)
         if tty:
@@ -117,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
         "response_tokens": work.new_tokens,
         "outcomes": outcomes,
         "refused": dict(list(work.refused.items())[:50]),
-        "complete": wanted is None or there + work.kept >= wanted,
+        "refused_count": work.refused_count,
+        "complete": there + work.kept >= wanted if wanted is not None else not work.refused_count,
     }
     report_result(result)
     if args.json:
@@ -133,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
                 print(f"  {number:6} {reason}")
         for name, why in list(work.refused.items())[:10]:
             print(f"  refused: {name}: {why}")
-        if not result["complete"]:
+        if work.refused_count:
+            print("refused prompts are not done: the same command asks for them again")
+        if wanted is not None and not result["complete"]:
             print(f"{wanted} rows were wanted: give more prompts")
     return 0 if result["complete"] else 1
