@@ -37,6 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KINDS",
         help="offline: go on although the states differ (model,tokenizer,layers,...)",
     )
+    parser.add_argument(
+        "--why",
+        action="store_true",
+        help="why a draft does not help: its record and a trial against the target (--draft, --target, and --states with all layers)",
+    )
+    parser.add_argument(
+        "--served-version", default="0.5.23", help="--why: the SGLang release that serves the draft"
+    )
     parser.add_argument("--url", default="", help="online: a server that runs the draft")
     parser.add_argument(
         "--baseline-url", default="", help="online: the same target without a draft, for the speed-up"
@@ -128,9 +136,26 @@ def online(args: argparse.Namespace) -> dict[str, Any]:
     return {"kind": "online", **report.to_dict()}
 
 
+def reasons(args: argparse.Namespace) -> dict[str, Any]:
+    """What speaks against a draft. Raises K2Error."""
+    try:
+        from k2tui.eagle3.why import why
+    except ImportError as err:
+        raise K2Error(f"--why needs {err.name}, which is not installed here", "pip install 'k2tui[train]'")
+    found = why(Path(args.draft), args.target, args.states, args.served_version, args.limit or 8)
+    return {
+        "kind": "why",
+        "ok": not any(f.ok is False for f in found),
+        "findings": [f.to_dict() for f in found],
+    }
+
+
 def show(figures: dict[str, Any]) -> str:
     """A small table for people."""
     lines: list[str] = []
+    if figures["kind"] == "why":
+        words = {True: "ok     ", False: "WRONG  ", None: "unknown"}
+        return "\n".join(f"{words[f['ok']]} {f['kind']}: {f['text']}" for f in figures["findings"])
     if figures["kind"] == "offline":
         lines.append(
             f"{figures['samples']} samples, {figures['positions']} drafts, {100 * figures['covered']:.1f} % of the labels in the draft vocabulary"
@@ -179,7 +204,12 @@ def show(figures: dict[str, Any]) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Judge; returns the exit code. Raises K2Error."""
-    if args.url:
+    if args.why:
+        missing = [f"--{k}" for k in ("draft", "target") if not getattr(args, k)]
+        if missing:
+            raise UsageError(f"--why needs {', '.join(missing)}")
+        figures = reasons(args)
+    elif args.url:
         if not args.prompts:
             raise UsageError("--url needs --prompts", "a JSONL of prompts; tokenized_data.jsonl fits")
         figures = online(args)
@@ -192,7 +222,7 @@ def run(args: argparse.Namespace) -> int:
 
     report_result(figures)
     print(json.dumps(figures, indent=1) if args.json else show(figures))
-    return 0
+    return 0 if figures.get("ok", True) else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
