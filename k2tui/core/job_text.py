@@ -75,7 +75,9 @@ def detail(job: Job, now_s: float) -> str:
     if not job.state.is_final and p is not None and p.total:
         eta = f", {duration(p.eta_s)} left" if p.eta_s else ""
         since = f"resumed from {p.resumed}; " if p.resumed else ""
-        return plain(f"{p.done:g}/{p.total:g} {p.unit} ({100 * p.done / p.total:.0f}%){eta} {since}{p.note}".strip())
+        return plain(
+            f"{p.done:g}/{p.total:g} {p.unit} ({100 * p.done / p.total:.0f}%){eta} {since}{p.note}".strip()
+        )
     return plain(job.reason)
 
 
@@ -127,7 +129,10 @@ def card(job: Job, now_s: float, folder: str) -> str:
         ("GPU time", "" if not job.gpu_s else f"{job.gpu_s / 3600:.3f} GPU-hours"),
         ("restarts", str(job.restarts) if job.restarts else ""),
         ("retry of", spec.retry_of),
-        ("resumed", f"from {job.progress.resumed}" if job.progress is not None and job.progress.resumed else ""),
+        (
+            "resumed",
+            f"from {job.progress.resumed}" if job.progress is not None and job.progress.resumed else "",
+        ),
         ("notes", "; ".join(job.notes)),
         ("log", f"{folder}/output.log ({size(job.log_bytes)})"),
         ("not understood", f"{job.unknown_events} journal lines" if job.unknown_events else ""),

@@ -431,7 +431,9 @@ def _write_index(root: Path, fresh: Mapping[str, _Cached]) -> None:
             result=None if job.result is None else dict(job.result),
         )
         p = job.progress
-        entry["progress"] = None if p is None else [p.done, p.total, p.unit, p.note, p.eta_s, p.at_s, p.resumed]
+        entry["progress"] = (
+            None if p is None else [p.done, p.total, p.unit, p.note, p.eta_s, p.at_s, p.resumed]
+        )
         jobs[job.spec.id] = [cached.size, cached.mtime_ns, journal.spec_to_json(job.spec), entry]
     tmp = root / f"{_INDEX}.{os.getpid()}.{threading.get_ident()}"
     try:

@@ -44,7 +44,15 @@ def report_progress(
     try:
         write_json(
             folder / "progress.json",
-            {"done": done, "total": total, "unit": unit, "note": note, "eta_s": eta_s, "resumed": resumed, "at_s": time.time()},
+            {
+                "done": done,
+                "total": total,
+                "unit": unit,
+                "note": note,
+                "eta_s": eta_s,
+                "resumed": resumed,
+                "at_s": time.time(),
+            },
         )
     except OSError:
         pass  # progress is a courtesy: a full disk must not end the work

@@ -36,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         return child
 
     listing = order("list", "all tasks, with what jobs made of them", with_task=False)
-    listing.add_argument("--status", choices=STATUSES)
-    listing.add_argument("--search", default="", help="only tasks with these words")
+    listing.add_argument("--status", choices=("open", *STATUSES), default="", help="open = not ended")
+    listing.add_argument("--priority", choices=("high", "medium", "low"), default="")
+    listing.add_argument("--search", default="", metavar="WORDS", help="only tasks with all of these words")
     listing.add_argument("--columns", action="store_true", help="side by side, by status")
     setting = order("set", "set a task's status")
     setting.add_argument("status", choices=STATUSES)
@@ -175,14 +176,12 @@ def _line(number: int, task: Task) -> str:
 
 
 def _list(args: argparse.Namespace) -> int:
+    from k2tui.core.board import matches
     from k2tui.core.job_text import plain
 
     _, board = _read(args)
     shown = [
-        (n, t)
-        for n, t in enumerate(board.tasks, 1)
-        if (not args.status or str(t.status) == args.status)
-        and args.search.lower() in f"{t.content} {t.note} {t.id}".lower()
+        (n, t) for n, t in enumerate(board.tasks, 1) if matches(t, args.search, args.status, args.priority)
     ]
     if args.json:
         print(

@@ -108,7 +108,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command, without a shell"
     )
     retry = order("retry", "submit a job again; stages that can, go on after what the earlier run left")
-    retry.add_argument("--exact", action="store_true", help="with every word of its command, also those that begin from nothing")
+    retry.add_argument(
+        "--exact",
+        action="store_true",
+        help="with every word of its command, also those that begin from nothing",
+    )
     delete = order("delete", "remove a job that has ended, with its log")
     delete.add_argument("--force", action="store_true", help="also an orphan, such as one of another machine")
     wait = order(

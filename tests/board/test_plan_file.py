@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from k2tui import cli
-from k2tui.core.board import TaskStatus
-from k2tui.errors import K2Error
+from k2tui.core.board import TaskStatus, neighbour
+from k2tui.errors import K2Error, UsageError
 from k2tui.sources import plan as plan_module
 from k2tui.sources.plan import PlanFile, find_plans, load_plan
 
@@ -228,6 +228,60 @@ def test_plans_of_coding_agents_are_found(tmp_path: Path) -> None:
     assert [p.name for p in find_plans(tmp_path, tmp_path / "home")] == ["TODO.md", "x.json"]
 
 
+NESTED = """# Plan
+
+- [ ] one
+  - [ ] one a
+  - [ ] one b
+    a line of text
+- [ ] two
+  - [ ] two a
+- [x] three
+
+The end.
+"""
+
+
+def test_a_task_takes_the_place_of_another_as_the_file_is_then(tmp_path: Path) -> None:
+    """Down and up among brothers; what is nested below goes with it, and the text around stays."""
+    path = tmp_path / "plan.md"
+    path.write_text(NESTED)
+    plan = PlanFile(path)
+    plan.poll()
+
+    def move(words: str, by: int) -> list[str]:
+        tasks = plan.board.tasks
+        task = next(t for t in tasks if t.content == words)
+        other = neighbour(tasks, task.id, by, {t.id for t in tasks})
+        if other:
+            plan.take_place(task.id, other)
+        return [t.content for t in plan.board.tasks]
+
+    assert move("one", 1) == ["two", "two a", "one", "one a", "one b", "three"]
+    assert move("one b", -1) == ["two", "two a", "one", "one b", "one a", "three"]
+    assert "- [ ] one b\n    a line of text\n" in path.read_text()
+    assert move("one b", -1) == [
+        "two",
+        "two a",
+        "one",
+        "one b",
+        "one a",
+        "three",
+    ]  # the first of its brothers
+    assert move("two a", 1) == ["two", "two a", "one", "one b", "one a", "three"]  # the only one
+    assert move("three", -1)[2] == "three"
+    assert path.read_text().startswith("# Plan\n\n") and path.read_text().endswith("\n\nThe end.\n")
+    # somebody else has written in the meantime: the place is the other task's place in the newer text
+    tasks = plan.board.tasks
+    path.write_text("- [ ] new\n" + path.read_text())
+    plan.take_place(tasks[0].id, tasks[2].id)
+    assert [t.content for t in plan.board.tasks] == ["new", "three", "two", "two a", "one", "one b", "one a"]
+    path.write_text("- [ ] two\n")
+    with pytest.raises(UsageError, match="is not in the plan any more"):
+        plan.take_place(tasks[0].id, tasks[2].id)
+    assert path.read_text() == "- [ ] two\n"
+
+
 def test_the_command_line(tmp_path: Path, own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     md = tmp_path / "plan.md"
     md.write_text(
@@ -261,6 +315,8 @@ def test_the_command_line(tmp_path: Path, own_home: Path, capsys: pytest.Capture
     )
     assert "pending (1)" in call("list", "--columns")[1]
     assert len(call("list", "--search", "MEAS")[1].splitlines()) == 1
+    assert [line.split()[0] for line in call("list", "--status", "open")[1].splitlines()] == ["1", "3"]
+    assert [line.split()[0] for line in call("list", "--priority", "high")[1].splitlines()] == ["1"]
     code, _, err = call("set", "nothing", "completed")
     assert code == 2 and "no task 'nothing'" in err and "Traceback" not in err
     md.write_text("- [ ] a <!-- k2tui id=x -->\n- [ ] b <!-- k2tui id=x -->\n")
