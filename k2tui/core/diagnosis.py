@@ -397,6 +397,11 @@ def _client(collector: Collector, facts: Facts) -> Verdict | None:
         return bad("train_no_signal", "dead step")
     if "nan loss" in lines:
         return bad("hidden_state_nan", "nan loss")
+    if facts.end_line is not None and facts.phase is Phase.TRAIN and facts.exit_code in (None, 0):
+        done = f"{facts.target.done} steps" if facts.target is not None else "training"
+        return Verdict(
+            State.READY, "healthy", facts.end_line, Phase.TRAIN, 0.85, sentence=f"finished: {done}"
+        )
     if facts.phase is not Phase.BENCH and not numbers:
         return None
     total, good, made = numbers.get("total"), numbers.get("successful"), numbers.get("generated")
@@ -420,14 +425,20 @@ def _client(collector: Collector, facts: Facts) -> Verdict | None:
         return bad("draft_zero_acceptance", "accept_length")._replace(phase=Phase.BENCH)
     if collector.client_errors and facts.alive is True:
         return bad("client_connection_errors", "client error")
-    if good and made and facts.exit_code in (None, 0) and facts.alive is not False:
+    if (
+        good
+        and (made or numbers.get("throughput"))
+        and facts.exit_code in (None, 0)
+        and facts.alive is not False
+    ):
+        tokens = f", {made:.0f} tokens" if made else ""
         return Verdict(
             State.READY,
             "healthy",
             lines["successful"],
             Phase.BENCH,
             0.85,
-            sentence=f"finished: {good:.0f} requests, {made:.0f} tokens",
+            sentence=f"finished: {good:.0f} requests{tokens}",
         )
     return None
 

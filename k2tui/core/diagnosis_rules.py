@@ -68,6 +68,7 @@ class Facts(NamedTuple):
     work_line: Line | None = None
     milestone_line: Line | None = None  # the first rank's line of the newest step
     metrics_line: Line | None = None  # a trainer's newest logged loss
+    end_line: Line | None = None  # a trainer's last word
     load_end_line: Line | None = None
     last_line: Line | None = None
     ready_line: Line | None = None
@@ -412,11 +413,11 @@ _AVAIL = Pattern(r"Load weight begin\. avail mem=(\d+(?:\.\d+)?) GB")
 _NUMBERS: tuple[tuple[str, Pattern], ...] = tuple(
     (name, Pattern(pattern, re.I))
     for name, pattern in (
-        ("total", r"num_prompts['\"]?\s*[=:]\s*(\d+)|['\"]?total_requests['\"]?\s*[=:]\s*(\d+)|Total requests:\s+(\d+)|--num-prompts[ =](\d+)"),
-        ("successful", r"Successful requests:\s+(\d+)|['\"]successful_requests['\"]:\s*(\d+)|['\"]completed['\"]:\s*(\d+)"),
+        ("total", r" repeat=\d+ completed=\d+/(\d+) |num_prompts['\"]?\s*[=:]\s*(\d+)|['\"]?total_requests['\"]?\s*[=:]\s*(\d+)|Total requests:\s+(\d+)|--num-prompts[ =](\d+)"),
+        ("successful", r" repeat=\d+ completed=(\d+)/|Successful requests:\s+(\d+)|['\"]successful_requests['\"]:\s*(\d+)|['\"]completed['\"]:\s*(\d+)"),
         ("failed", r"Failed requests:\s+(\d+)|['\"]failed_requests['\"]:\s*(\d+)|['\"]failed['\"]:\s*(\d+)"),
         ("generated", r"Total generated tokens(?: \(retokenized\))?:\s+(\d+)|['\"]total_output_tokens['\"]:\s*(\d+)|['\"]total_generated_tokens['\"]:\s*(\d+)|['\"]total_output['\"]:\s*(\d+)"),
-        ("throughput", r"['\"]output_tokens_per_second['\"]:\s*([\d.]+)|['\"]output_throughput['\"]:\s*([\d.]+)|Output token throughput \(tok/s\):\s+([\d.]+)"),
+        ("throughput", r"\boutput_throughput=([\d.]+) tok/s|['\"]output_tokens_per_second['\"]:\s*([\d.]+)|['\"]output_throughput['\"]:\s*([\d.]+)|Output token throughput \(tok/s\):\s+([\d.]+)"),
         ("accept_length", r"^\s*(?:Average |Mean )?[Aa]ccept length:\s+([\d.]+)|['\"]accept_length['\"]:\s*([\d.]+)"),
     )
 )  # fmt: skip

@@ -139,6 +139,7 @@ class _Start:
         self.compile_line: Line | None = None
         self.health_ok_s: float | None = None
         self.metrics_line: Line | None = None
+        self.end_line: Line | None = None  # a trainer's last word, while nothing came after it
         self.milestone_line: Line | None = None  # the first rank that reached it
         self.ranks: set[str] = set()
         self.target: ShardCount | None = None
@@ -473,6 +474,7 @@ class _Lane:
                 self._enter(phase, line)
                 if event.edge == "metrics":
                     start.metrics_line = line
+                start.end_line = line if event.edge == "end" else None
             return
         if phase is Phase.WEIGHT_LOAD:
             self._on_load_edge(event, line)
@@ -578,6 +580,7 @@ class _Lane:
         else:
             self._on_download(event, line)
             return
+        start.end_line = None
         if kind == "train" and _LOGGED_STEP.search(line.text):
             start.metrics_line = line
         self._note_bar(event, kind, line)
@@ -908,6 +911,7 @@ class _Lane:
             bar_elapsed_s=start.bar.elapsed_s if start.bar else None,
             work_line=start.work_line,
             metrics_line=start.metrics_line,
+            end_line=start.end_line,
             compile_line=start.compile_line,
             health_ok_s=start.health_ok_s,
             milestone_line=start.milestone_line
@@ -1197,7 +1201,7 @@ class LoadTracker:
         return max(lane.start_count for _, lane in self._engines())
 
 
-_LOGGED_STEP = Pattern(r"\bstep[=: ]+\d+\b.{0,200}\bt?\w*loss[=: ]+[\d.]+")
+_LOGGED_STEP = Pattern(r"\bstep[=: ]+\d+\b.{0,200}\bt?\w*loss[=: ]+[\d.]+|\{'loss': [\d.]+")
 _COMPILES = Pattern(
     r"DeepGEMM JIT|torch\.compile|[Cc]ompiling a graph|Dynamo bytecode|autotune with|JIT Pre-Compile"
 )
@@ -1228,7 +1232,7 @@ _REQUEST_PATHS = frozenset(
 
 
 _FORM = Pattern(  # an exception, a row of a result table, a trainer's dict
-    r"\s*(?:(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b|[A-Z][\w ()/%-]+: {2,}-?[\d.]+\s*$|={8,}|\{'\w+': )"
+    r"\s*(?:(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b|[A-Z][\w ()/%-]+: {2,}-?[\d.]+\s*$|={8,}|\{'\w+': |\S+\.py:\d+: \w*Warning: )"
 )
 
 
@@ -1237,10 +1241,14 @@ def _has_form(line: Line, event: Event | None) -> bool:
     if line.at_s is not None or line.level or line.rank or line.process or line.source:
         return True
     body = line.body
-    if event is not None and body[:1].isalnum() and not isinstance(event, PhaseEdge):
+    if isinstance(event, Bar):
         return True
-    if isinstance(event, PhaseEdge) and (event.phase not in _CLIENT_PHASES or event.edge == "metrics"):
-        return body[:1].isalnum()
+    if isinstance(event, PhaseEdge):
+        return (
+            event.edge in ("begin", "metrics", "end") if event.phase in _CLIENT_PHASES else body[:1].isalnum()
+        )
+    if event is not None and body[:1].isalnum():
+        return True
     return 'File "' in body or body.startswith("Traceback") or _FORM.match(body) is not None
 
 
@@ -1329,6 +1337,8 @@ def _sentence(view: LoadView, verdict: Verdict) -> str:
             if view.shards_per_s:
                 rate = view.shards_per_s
                 parts.append(f"{rate:.1f} shards/s" if rate >= 1 else f"{1 / rate:.1f} s a shard")
+        elif count is not None and view.phase in _CLIENT_PHASES:
+            parts.append(f"{_PHASE_WORDS[view.phase]}, {count.done}/{count.total}")
         else:
             parts.append(_PHASE_WORDS[view.phase])
         if view.eta_s is not None:
