@@ -35,6 +35,7 @@ SYNC_START, SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
 GAP = 5  # unchanged cells that are cheaper to send again than to jump over
 HANGUP_GRACE_S = 0.7
 EXIT_HANGUP = 129
+SCREEN_CHANGE_S = 0.008
 _ATTRIBUTE_CODES = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "21", "51", "52", "53")
 
 Cell = tuple[str, Style | None]
@@ -302,6 +303,10 @@ class QuietApp(App[int]):
         self._loop_of_app: asyncio.AbstractEventLoop | None = None
         self._has_dropped = False
         self.animation_level = "none"
+
+    def delay_update(self, delay: float = 0.05) -> None:
+        """Textual holds the picture for 50 ms at every change of screen. Ours are drawn in one go."""
+        super().delay_update(min(delay, SCREEN_CHANGE_S))
 
     def watch_terminal(self) -> None:
         """Called once the event loop runs: signals, and the call-back of a terminal that caught up."""
