@@ -32,7 +32,8 @@ def export_draft(
 ) -> None:
     """Write config.json, model.safetensors and README.md into a new folder, whole or not at all; then read it back.
 
-    extra: keys added to config.json under "k2tui". An existing folder of that name is replaced.
+    extra: keys added to config.json under "k2tui". An existing folder of that name is replaced. The layers are written twice: under
+    eagle_config as SGLang's ids, and at the top as physical boundaries, which is what vLLM reads there (both name the same layers).
     """
     from safetensors.torch import save_file
 
@@ -45,6 +46,9 @@ def export_draft(
     try:
         save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
         config = draft.config.to_dict() | ({"k2tui": dict(extra)} if extra else {})
+        boundaries = ((extra or {}).get("states") or {}).get("boundaries")
+        if boundaries:
+            config["eagle_aux_hidden_state_layer_ids"] = list(boundaries)
         write_json(part / "config.json", config, mode=0o644)
         if card:
             write_whole(part / "README.md", card, mode=0o644)

@@ -57,6 +57,47 @@ def test_export_and_back(config: DraftConfig, tmp_path: Path) -> None:
     )
 
 
+def test_vllm_finds_every_weight_and_the_same_layers(tmp_path: Path) -> None:
+    """By the rules of vLLM's llama_eagle3 loader: t2d is left out, d2t renamed, "model." put before all but the head, midlayer is
+    layer 0, q, k, v and gate, up are fused; the layers stand at the top of config.json and are read raw."""
+    config = make_config("llama", aux_layer_ids=(1, 3, 4))
+    draft, _ = make_draft(config, 1)
+    export_draft(draft, tmp_path / "draft", extra={"states": {"boundaries": [2, 4, 5]}})
+    raw = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert raw["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    assert (
+        raw["architectures"] == ["LlamaForCausalLMEagle3"]
+        and raw["draft_vocab_size"] == config.draft_vocab_size
+    )
+    rows: dict[str, int] = {}
+    for name, tensor in load_file(tmp_path / "draft" / "model.safetensors").items():
+        if name == "t2d":
+            continue
+        place = "draft_id_to_target_id" if name == "d2t" else name if "lm_head" in name else f"model.{name}"
+        place = place.replace("midlayer.", "layers.0.")
+        for part, fused in (
+            (".q_proj", ".qkv_proj"),
+            (".k_proj", ".qkv_proj"),
+            (".v_proj", ".qkv_proj"),
+            (".gate_proj", ".gate_up_proj"),
+            (".up_proj", ".gate_up_proj"),
+        ):
+            if part in place:
+                place = place.replace(part, fused)
+                break
+        rows[place] = rows.get(place, 0) + tensor.shape[0]
+    heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+    h = config.hidden_size
+    assert rows == {
+        "model.fc.weight": h, "model.norm.weight": h, "lm_head.weight": config.draft_vocab_size, "draft_id_to_target_id": config.draft_vocab_size,
+        "model.layers.0.input_layernorm.weight": h, "model.layers.0.hidden_norm.weight": h, "model.layers.0.post_attention_layernorm.weight": h,
+        "model.layers.0.self_attn.qkv_proj.weight": heads, "model.layers.0.self_attn.o_proj.weight": h,
+        "model.layers.0.mlp.gate_up_proj.weight": 2 * config.intermediate_size, "model.layers.0.mlp.down_proj.weight": h,
+    }  # fmt: skip
+    assert load_draft(tmp_path / "draft").config == config, "SGLang's ids are read back, not vLLM's"
+
+
 def test_the_check_sees_what_a_server_would_skip(tmp_path: Path) -> None:
     draft, _ = make_draft(make_config("llama"), 1)
     export_draft(draft, tmp_path)
