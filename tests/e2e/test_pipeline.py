@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,6 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def nothing_left(own_home: Path) -> Iterator[None]:
-    yield
-    for proc in psutil.process_iter():
-        try:
-            if proc.pid != os.getpid() and proc.environ().get("K2TUI_HOME") == str(own_home):
-                proc.kill()
-        except psutil.Error:
-            continue
-
-
 def k2(where: Path, *argv: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "k2tui", *argv], capture_output=True, text=True, timeout=timeout, cwd=where
@@ -43,7 +31,10 @@ def k2(where: Path, *argv: str, timeout: float = 60) -> subprocess.CompletedProc
 
 
 def test_the_demo_pipeline_trains_a_draft_that_is_accepted(
-    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    still_there: Callable[[], list[psutil.Process]],
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -93,19 +84,6 @@ def test_the_demo_pipeline_trains_a_draft_that_is_accepted(
     assert json.loads((folder / "report.json").read_text())["outcome"] == outcome
     assert "| bench-draft |" in (folder / "report.md").read_text()
     deadline = time.time() + 20
-    while time.time() < deadline and any(_of(own_home)):
+    while time.time() < deadline and still_there():
         time.sleep(0.2)
-    assert list(_of(own_home)) == [], "no server is left"
-
-
-def _of(home: Path) -> Iterator[int]:
-    for proc in psutil.process_iter():
-        try:
-            if (
-                proc.pid != os.getpid()
-                and proc.environ().get("K2TUI_HOME") == str(home)
-                and proc.status() != psutil.STATUS_ZOMBIE
-            ):
-                yield proc.pid
-        except psutil.Error:
-            continue
+    assert still_there() == [], "no server is left"
