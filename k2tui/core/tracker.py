@@ -294,8 +294,9 @@ class _Lane:
         """When the start began: its first stamp, or the arrival of earlier lines without one if that is near before it."""
         spans = self._start.spans
         if len(spans) == 1 and spans[0].phase is Phase.BOOT:
-            if not 0 <= stamp - spans[0].started_s < 3600:
-                spans[0] = replace(spans[0], started_s=stamp)
+            # stamps are whole seconds mostly: a line that came in the same second came before
+            began = spans[0].started_s if stamp % 1 else float(int(spans[0].started_s))
+            spans[0] = replace(spans[0], started_s=began if 0 <= stamp - began < 3600 else stamp)
             return spans[0].started_s
         return stamp
 
@@ -450,7 +451,8 @@ class _Lane:
         )
         if start.spans:
             start.spans[-1] = replace(start.spans[-1], ended_s=at)
-        elif phase is not Phase.BOOT and start.first_s is not None and start.first_s < at:
+        elif phase is not Phase.BOOT and start.first_s is not None and start.first_line_no < line.no:
+            # whatever came before is the boot, also when it took less than the stamps can tell
             start.spans.append(PhaseSpan(Phase.BOOT, start.first_s, at, start.first_line_no))
         if len(start.spans) < 64:
             start.spans.append(PhaseSpan(phase, at, line_no=line.no))

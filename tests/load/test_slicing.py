@@ -144,6 +144,18 @@ _BULK = [
     b"[2026-11-29 18:10:12] The server is fired up and ready to roll!\n",
     b"\n",
 ]  # fmt: skip
+_BULK_VLLM = [
+    b"(APIServer pid=7) INFO 11-29 18:10:00 [loggers.py:123] Engine 000: Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: 20.5 tokens/s, Running: 3 reqs, Waiting: 2 reqs, GPU KV cache usage: 1.2%, Prefix cache hit rate: 0.0%\n",
+    b'(APIServer pid=7) INFO:     10.0.0.7:41230 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n',
+    b'(APIServer pid=7) INFO:     10.0.0.7:41230 - "GET /health HTTP/1.1" 200 OK\n',
+    b'INFO:     10.0.0.7:41230 - "GET /metrics HTTP/1.1" 200 OK\n',
+    b'(APIServer pid=7) INFO:     10.0.0.7:41230 - "POST /v1/completions HTTP/1.1" 400 Bad Request\n',
+    b'(APIServer pid=7) INFO:     10.0.0.7:41230 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n',
+    b"(EngineCore_DP0 pid=8) ERROR 11-29 18:10:03 [core.py:700] EngineCore encountered a fatal error.\n",
+    b"(APIServer pid=7) INFO 11-29 18:10:04 [loggers.py:123] SpecDecoding metrics: Mean acceptance length: 2.31, Draft acceptance rate: 43.7%, Per-position acceptance rate: 0.7, 0.4, 0.2\n",
+    b"(APIServer pid=7) INFO 11-29 18:10:05 [api_server.py:1807] vLLM API server version 0.32.0\n",
+    b"\n",
+]  # fmt: skip
 _HEADS = {
     "SGLang": (FIXTURES / "sglang/0.5.23/llama-ready.log").read_bytes().splitlines(keepends=True)[-40:],
     "vLLM": (FIXTURES / "vllm/0.32.0/ready.log").read_bytes().splitlines(keepends=True)[-40:],
@@ -156,7 +168,7 @@ _HEADS = {
     st.sampled_from([b"", b"2026-11-29T18:10:00.123456789Z ", b"2026-11-29T18:10:00.1Z stdout F ", b"llm  | "]),
     st.lists(
         st.one_of(
-            st.tuples(st.integers(0, len(_BULK) - 1), st.integers(1, 3)),
+            st.tuples(st.integers(0, 99), st.integers(1, 3)),
             st.tuples(st.integers(0, 4), st.integers(1, 90)),
         ),
         max_size=25,
@@ -164,7 +176,8 @@ _HEADS = {
     st.lists(st.integers(0, 30_000), max_size=8),
 )
 def test_runs_passed_over_in_bulk_say_what_line_by_line_says(head, prefix, runs, cuts):
-    lines = [*_HEADS[head], *(_BULK[kind] for kind, count in runs for _ in range(count))]
+    bulk = _BULK if head == "SGLang" else _BULK_VLLM
+    lines = [*_HEADS[head], *(bulk[kind % len(bulk)] for kind, count in runs for _ in range(count))]
     data = b"".join(prefix + line for line in lines)
     one = load_tracker()
     one.feed_lines(read_lines(data, 2026), NOW)

@@ -196,7 +196,7 @@ def merged_phases(load: LoadView) -> list[tuple[Phase, float, float | None]]:
 
 
 def timeline(server: ServerView, view: View, width: int) -> Line:
-    """`✓ boot 3s  ✓ dist 12s  ● weights 3:42`: the newest phases when not all fit; those of no length are left to the server screen."""
+    """`✓ boot 3s  ✓ dist 12s  ● weights 3:42`: the newest phases when not all fit."""
     load, g = server.load, view.glyphs
     groups: list[list[Seg]] = []
     alive = load.state not in (State.FAILED, State.STOPPED)
@@ -204,9 +204,8 @@ def timeline(server: ServerView, view: View, width: int) -> Line:
     for n, (phase, start, end) in enumerate(spans):
         now_in = end is None
         died_in = load.state is State.FAILED and n == len(spans) - 1
-        if end is not None and end - start < SHORTEST_S and not died_in:
-            continue
-        took = fmt.age(view.now_s - start) if now_in and alive else ("" if end is None else fmt.duration(end - start))
+        is_short = end is not None and end - start < SHORTEST_S  # less than its stamps can tell: named, without a time
+        took = fmt.age(view.now_s - start) if now_in and alive else ("" if end is None or is_short else fmt.duration(end - start))
         if died_in:
             mark, role = g.bad, "bad"
         elif not now_in:
