@@ -1,6 +1,6 @@
 """A gigabyte of log with many restarts: opening, present state, reading speed, memory, search; beside less, lnav and toolong.
 
-    python tests/benchmarks/biglog.py [--size-mb 1024] [--file /tmp/k2tui-big.log] [--toolong /path/to/tl] [--no-peers]
+    python tests/benchmarks/biglog.py [--size-mb 1024] [--file /tmp/k2tui-big.log] [--toolong /path/to/tl] [--no-peers] [--docs docs/load.md]
 
 Peers run in a pseudo terminal of 120x40; "at the end" is when the file's last line is on the screen.
 """
@@ -195,7 +195,28 @@ print(time.perf_counter() - t, time.process_time() - c, n, view.state, tracker.s
 """
 
 
+def whole(argv: list[str]) -> tuple[float, float, float]:
+    """(seconds, CPU seconds, peak MB) of a whole process."""
+    begin = time.perf_counter()
+    pid = os.spawnvp(os.P_NOWAIT, argv[0], argv)
+    _, _, used = os.wait4(pid, 0)
+    return time.perf_counter() - begin, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def into_docs(path: Path, lines: list[str]) -> None:
+    """Put the figures between the two marks of a document."""
+    first, last = "<!-- biglog: begin -->\n", "<!-- biglog: end -->"
+    head, rest = path.read_text().split(first, 1)
+    path.write_text(head + first + "```\n" + "\n".join(lines) + "\n```\n" + last + rest.split(last, 1)[1])
+
+
 def main() -> int:
+    told: list[str] = []
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+        told.extend(text.split("\n"))
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -203,6 +224,7 @@ def main() -> int:
     parser.add_argument("--file", type=Path, default=Path("/tmp/k2tui-big.log"))
     parser.add_argument("--toolong", default=shutil.which("tl") or "")
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--docs", type=Path, help="put the figures into this document, between its marks")
     args = parser.parse_args()
     path: Path = args.file
     if not path.exists() or path.stat().st_size < args.size_mb << 20:
@@ -211,31 +233,44 @@ def main() -> int:
     with path.open("rb") as fh:  # the same page cache for everybody
         while fh.read(16 << 20):
             pass
-    print(
-        f"{path}: {size:,} bytes, {STARTS} starts, load of this machine {os.getloadavg()[0]:.1f} (CPU seconds are less noisy)\n"
+    say(
+        f"{path}: {size:,} bytes, {STARTS} starts, load of this machine {os.getloadavg()[0]:.1f}\n"
     )
 
     words, peak = child(OPEN + PEAK, str(path))
-    print(f"open and last lines            {float(words[0]):8.3f} s")
-    print(f"index complete in background   {float(words[1]):8.2f} s, {float(words[2]):.2f} CPU-s")
-    print(f"40 lines anywhere              {1000 * float(words[3]):8.1f} ms")
-    print(f"search back, a rare word       {float(words[4]):8.3f} s")
-    print(f"search back, not there         {float(words[5]):8.2f} s")
-    print(f"search on, from the middle     {float(words[6]):8.3f} s")
-    print(f"memory for viewing             {peak:8.1f} MB (the whole interpreter)")
+    say(f"open and last lines            {float(words[0]):8.3f} s")
+    say(f"index complete in background   {float(words[1]):8.2f} s, {float(words[2]):.2f} CPU-s")
+    say(f"40 lines anywhere              {1000 * float(words[3]):8.1f} ms")
+    say(f"search back, a rare word       {float(words[4]):8.3f} s")
+    say(f"search back, not there         {float(words[5]):8.2f} s")
+    say(f"search on, from the middle     {float(words[6]):8.3f} s")
+    say(f"memory for viewing             {peak:8.1f} MB (the whole interpreter)")
     words, peak = child(STATE + PEAK, str(path))
-    print(
+    say(
         f"present state                  {float(words[0]):8.2f} s, {float(words[1]):.2f} CPU-s: {words[2]} {words[3]} {words[4]} shards; {peak:.0f} MB"
     )
     words, peak = child(UNDERSTAND + PEAK, str(path))
     mb = float(words[2]) / 1e6
-    print(
+    say(
         f"understand every line          {float(words[0]):8.2f} s, {mb / float(words[1]):.0f} MB a CPU-s; {words[3]}, {words[4]} starts; {peak:.0f} MB"
     )
 
+    for words in (["diagnose", "--json"], ["watch", "--once", "--json"]):
+        out = os.open(os.devnull, os.O_WRONLY)
+        kept = os.dup(1)
+        os.dup2(out, 1)
+        took, cpu, peak = whole([sys.executable, "-m", "k2tui", *words, str(path)])
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(out)
+        name = f"k2tui {words[0]}" + (" --once" if "--once" in words else "")
+        say(f"{name + ', whole process':31}{took:8.2f} s, {cpu:.2f} CPU-s; {peak:.0f} MB")
+
     if args.no_peers:
+        if args.docs:
+            into_docs(args.docs, told)
         return 0
-    print(f"\n{'tool':28}{'at the end s':>14}{'CPU-s':>8}{'peak MB':>9}")
+    say(f"\n{'tool':28}{'at the end s':>14}{'CPU-s':>8}{'peak MB':>9}")
     rows: list[tuple[str, list[str], bytes]] = [
         ("k2tui (LogFile in a pty)", [sys.executable, "-c", VIEWER, str(path)], b"")
     ]
@@ -251,8 +286,10 @@ def main() -> int:
         home.mkdir()
         found, cpu, memory = in_pty(argv, MARK, keys=keys, env={"HOME": str(home)})
         shown = f"{found:.2f}" if found is not None else "> 90"
-        print(f"{name:28}{shown:>14}{cpu:8.2f}{memory:9.0f}")
+        say(f"{name:28}{shown:>14}{cpu:8.2f}{memory:9.0f}")
     shutil.rmtree(home, ignore_errors=True)
+    if args.docs:
+        into_docs(args.docs, told)
     return 0
 
 
