@@ -74,10 +74,9 @@ def detail(job: Job, now_s: float) -> str:
     p = job.progress
     if not job.state.is_final and p is not None and p.total:
         eta = f", {duration(p.eta_s)} left" if p.eta_s else ""
-        since = f"resumed from {p.resumed}; " if p.resumed else ""
-        return plain(
-            f"{p.done:g}/{p.total:g} {p.unit} ({100 * p.done / p.total:.0f}%){eta} {since}{p.note}".strip()
-        )
+        so_far = f"{p.done:g}/{p.total:g} {p.unit} ({100 * p.done / p.total:.0f}%){eta}"
+        resumed = f"resumed from {p.resumed}" if p.resumed else ""
+        return plain("; ".join(part for part in (so_far, resumed, p.note) if part))
     return plain(job.reason)
 
 
