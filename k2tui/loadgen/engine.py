@@ -31,7 +31,7 @@ from k2tui.loadgen.clock import (
     have_kernel_stamps,
     realtime_offset_ns,
 )
-from k2tui.loadgen.stream import Exchange
+from k2tui.loadgen.stream import EVENT_END, Exchange, Plain, take_plain
 
 now_ns = time.perf_counter_ns
 _READ = 1 << 18
@@ -256,6 +256,12 @@ class EpollEngine:
         plain, tick_ns = select.EPOLLIN, 1_000_000_000
         control = socket.CMSG_SPACE(48) if self._kernel else 0
         lags = facts.lags
+        # reads of one wake-up that look like plain token events written in one `way`: understood together
+        way: Plain | None = None
+        held: list[_Conn] = []
+        exchanges: list[Exchange] = []
+        datas: list[bytearray] = []
+        stamps: list[int] = []
         nap = 0.0
         cpu0 = time.process_time()
         t0 = facts.t0 = now_ns()
@@ -328,7 +334,22 @@ class EpollEngine:
                                 self._drop(conn)  # bytes nobody asked for
                                 self._forget(conn)
                                 continue
-                            if not ex.receive(rbuf[:n], stamp):
+                            data = rbuf[:n]
+                            if (
+                                ex.plain is not None
+                                and mask == plain
+                                and n < _READ
+                                and data.endswith(EVENT_END)
+                            ):
+                                if way is None:
+                                    way = ex.plain
+                                if ex.plain is way:
+                                    held.append(conn)
+                                    exchanges.append(ex)
+                                    datas.append(data)
+                                    stamps.append(stamp)
+                                    continue
+                            if not ex.receive(data, stamp):
                                 if mask == plain and n < _READ:
                                     continue
                                 # a FIN or more data is behind these bytes, and the edge will not come again
@@ -360,6 +381,17 @@ class EpollEngine:
                     ex.t_done = stamp if n else now_ns()
                     done = self._finished(conn, facts)
                     in_flight -= self._after(done, on_done, ready, timed, timed_t0)
+                if way is not None and held:
+                    if not take_plain(way, exchanges, datas, stamps):
+                        for conn, ex, data, at in zip(held, exchanges, datas, stamps, strict=True):
+                            if ex.receive(data, at):
+                                ex.t_done = at
+                                done = self._finished(conn, facts)
+                                in_flight -= self._after(done, on_done, ready, timed, timed_t0)
+                    held.clear()
+                    exchanges.clear()
+                    datas.clear()
+                    stamps.clear()
                 now = now_ns()
                 if stamp:
                     lags.append(now - stamp)

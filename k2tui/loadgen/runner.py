@@ -166,7 +166,9 @@ def open_bench(args: argparse.Namespace) -> Bench:
     control = Control(args.url)
     control.check()
     facts = control.facts()
-    made = not any(args.dataset.startswith(f"{kind}:") for kind in ("mooncake", "sharegpt", "tokenized", "jsonl"))
+    made = not any(
+        args.dataset.startswith(f"{kind}:") for kind in ("mooncake", "sharegpt", "tokenized", "jsonl")
+    )
     if made and facts.context_length and prompt_len(args) > facts.context_length:
         raise UsageError(
             f"prompts of {prompt_len(args)} tokens do not fit: {control.url} takes at most {facts.context_length}",

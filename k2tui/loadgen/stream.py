@@ -1,14 +1,17 @@
 """Bytes of one streamed HTTP/1.1 answer -> token events of one request. Knows no socket, no clock and no file.
 
-Law: any slicing of the same bytes gives the same events (tests/bench/test_stream.py). The quick path at the top of
-`Exchange.receive` only skips work: it takes whole HTTP chunks that hold exactly one plain token event each.
+Law: any slicing of the same bytes gives the same events (tests/bench/test_stream.py). Two quick paths only skip work:
+`take_plain` looks at the reads of many streams in one go, each one whole HTTP chunk with exactly one plain token event, so that
+nearly all that costs per token runs in C; `Exchange._quick` takes such chunks off the front of any other read.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from array import array
-from itertools import repeat
+from collections.abc import Sequence
+from functools import cache
 from operator import sub
 from typing import Any
 
@@ -19,7 +22,40 @@ MAX_HEADER = 65536
 MAX_BODY_KEPT = 65536  # of an answer that is not a stream (an error page): the rest is counted, not kept
 _COMPLETION = b'"completion_tokens":'
 _COMPLETION_LEN = len(_COMPLETION)
-_TEXT_KEYS = (b'"text":"', b'"content":"', b'"reasoning_content":"', b'"reasoning":"')
+_TOTALS = re.compile(rb'"completion_tokens":(\d+)')
+EVENT_END = b"\n\n\r\n"  # of an HTTP chunk that ends with an event; the last chunk of an answer never ends so
+
+
+class _Chunks(dict[int, tuple[bytes, int]]):
+    """Bytes of a whole HTTP chunk that is one event -> (how it must begin, bytes of the event's payload)."""
+
+    def __init__(self, hexadecimal: str) -> None:
+        self.hexadecimal = hexadecimal
+
+    def __missing__(self, n: int) -> tuple[bytes, int]:
+        digits = next((d for d in range(1, 9) if n > 12 + d and len(f"{n - 4 - d:x}") == d), 0)
+        size = n - 4 - digits
+        # a length that no chunk can have gets a beginning that none has
+        self[n] = found = (
+            (f"{size:{self.hexadecimal}}\r\ndata: ".encode(), size - 8) if digits else (b"\n", 0)
+        )
+        return found
+
+
+class Plain:
+    """How one server writes a plain token event. One object a way, so that `is` compares."""
+
+    __slots__ = ("chunks", "null", "totals")
+
+    def __init__(self, null: bytes, hexadecimal: str, totals: bool) -> None:
+        self.null = null  # its spelling of "finish_reason": null
+        self.chunks = _Chunks(hexadecimal)
+        self.totals = totals  # events carry completion_tokens
+
+
+@cache
+def plain_way(null: bytes, hexadecimal: str, totals: bool) -> Plain:
+    return Plain(null, hexadecimal, totals)
 
 
 class ProtocolError(Exception):
@@ -223,9 +259,9 @@ class Exchange:
     """One request in flight: its answer, stamps and what the server counted. Times are ns of one monotonic clock."""
 
     __slots__ = (
-        "_burst", "_fast_null", "_fast_tokens", "_learn_at", "_lens", "_overhead", "_shape", "answer",
+        "_burst", "_overhead", "answer",
         "api", "asked", "cached", "coalesced", "correct", "cumulative", "done", "done_mark", "error", "error_text", "finish",
-        "histogram", "ignore_eos", "index", "keep_text", "out_tokens", "output_ids", "prompt_tokens", "proposed", "session",
+        "histogram", "ignore_eos", "index", "keep_text", "lens", "out_tokens", "output_ids", "plain", "prompt_tokens", "proposed", "session",
         "stamps", "t_done", "t_first", "t_sched", "t_send", "text", "turn", "verify",
     )  # fmt: skip
 
@@ -249,18 +285,12 @@ class Exchange:
         self.turn = turn
         self.answer = Answer()
         self.t_sched = self.t_send = self.t_first = self.t_done = 0
-        self.stamps: array[int] = array("q")
-        self.cumulative: array[int] = array(
-            "i"
-        )  # completion tokens so far, one entry an event; -1 = not told
-        self._lens: array[int] = array("i")  # payload bytes, one entry an event
+        self.plain: Plain | None = None  # the quick paths may be used, and how
+        # lists: an append to an array costs five times as much
+        self.stamps: list[int] = []
+        self.lens: list[int] = []  # payload bytes, one entry an event without a running count
+        self.cumulative: list[int] = []  # completion tokens so far, one entry an event; -1 = not told
         self._overhead = -1  # payload bytes around the text
-        self._fast_null = b""  # learned spelling of "finish_reason": null; b"" = not learned
-        self._fast_tokens = False  # events carry completion_tokens
-        # of an event that was understood: (bytes before its text, where that ends, bytes after it, how many, end of the
-        # chunk's size line)
-        self._shape: tuple[bytes, int, bytes, int, int] | None = None
-        self._learn_at = 0
         self._burst = 0  # token events in the very first read, when there were several
         self.out_tokens: int | None = None
         self.prompt_tokens: int | None = None
@@ -278,58 +308,17 @@ class Exchange:
 
     def receive(self, data: bytes | bytearray, stamp: int) -> bool:
         """Take the bytes of one read, whose last byte arrived at `stamp`. True when the answer is whole."""
-        if self._fast_null:
-            shape = self._shape
-            if shape is not None:
-                # the same bytes as an event that was understood, but for the text between two quotes?
-                pre, pre_end, post, post_len, size_end = shape
-                n = len(data)
-                if (
-                    data.endswith(post)
-                    and data.startswith(pre, size_end - 2)
-                    and data.find(b'"', pre_end) == n - post_len
-                ):
-                    try:
-                        whole = int(data[: size_end - 2], 16) == n - size_end - 2
-                    except ValueError:
-                        whole = False
-                    if whole:
-                        self.stamps.append(stamp)
-                        self._lens.append(n - size_end - 10)
-                        return False
-            fresh, pos = self._quick(data)
-            if pos == len(data):
-                if fresh == 1:
-                    self.stamps.append(stamp)
-                    if not self._fast_tokens and len(self.stamps) >= self._learn_at:
-                        self._learn_shape(bytes(data))
-                else:
-                    self._stamp(fresh, stamp)
-                return False
+        if self.plain is None:
+            return self._receive_slow(bytes(data), stamp, 0)
+        fresh, pos = self._quick(data, self.plain)
+        if pos < len(data):
             return self._receive_slow(bytes(data[pos:] if pos else data), stamp, fresh)
-        return self._receive_slow(bytes(data), stamp, 0)
+        self._stamp(fresh, stamp)
+        return False
 
-    def _learn_shape(self, chunk: bytes) -> None:
-        """Remember one plain token event (a whole HTTP chunk) around its text. Learned anew, at most every eighth event,
-        when a server changes something on the way (SGLang stamps `created` anew every second)."""
-        self._learn_at = len(self.stamps) + 8
-        self._shape = None
-        i = chunk.find(b"\r\n") + 2
-        for key in _TEXT_KEYS:
-            start = chunk.find(key, i)
-            if start < 0:
-                continue
-            start += len(key)
-            end = chunk.find(b'"', start)
-            if end <= start or chunk[end - 1] == 92 or b"\n" in chunk[start:end]:
-                continue  # empty, or a backslash: where the text ends is not plain
-            # the line end of the size line is part of what must be equal
-            self._shape = (chunk[i - 2 : start], start, chunk[end:], len(chunk) - end, i)
-            return
-
-    def _quick(self, data: bytes | bytearray) -> tuple[int, int]:
+    def _quick(self, data: bytes | bytearray, plain: Plain) -> tuple[int, int]:
         """(token events, bytes) at the front of `data` that are whole HTTP chunks of exactly one token event each."""
-        null = self._fast_null
+        null = plain.null
         find = data.find
         n = len(data)
         pos = fresh = 0
@@ -351,7 +340,7 @@ class Exchange:
                 or find(b'"error"', i, end) >= 0
             ):
                 break
-            if self._fast_tokens:
+            if plain.totals:
                 j = data.rfind(_COMPLETION, i, end) + _COMPLETION_LEN
                 try:
                     total = int(data[j : find(b",", j, end)]) if j > _COMPLETION_LEN else -1
@@ -361,7 +350,7 @@ class Exchange:
                     break
                 self.cumulative.append(total)
             else:
-                self._lens.append(end - i - 10)
+                self.lens.append(end - i - 10)
             fresh += 1
             pos = end + 2
         return fresh, pos
@@ -369,7 +358,7 @@ class Exchange:
     def _receive_slow(self, data: bytes, stamp: int, fresh: int) -> bool:
         """The full parser. fresh: token events of the same read that the quick path took already."""
         answer = self.answer
-        self._fast_null_off()
+        self.plain = None
         try:
             payloads = answer.feed(data)
         except ProtocolError as err:
@@ -390,24 +379,21 @@ class Exchange:
             self._complete()
             return True
         if last and answer.at_boundary and not self.keep_text:
-            self._learn(last)
+            self._learn(last, data)
         return False
 
-    def _fast_null_off(self) -> None:
-        self._fast_null = b""
-        self._shape = None
-
-    def _learn(self, payload: bytes) -> None:
+    def _learn(self, payload: bytes, data: bytes) -> None:
         """Let the quick path take over while the stream looks like this token event."""
+        totals = self.cumulative[-1] >= 0
+        if totals and _COMPLETION not in payload:
+            return
+        size = len(payload) + 8
+        hexadecimal = (
+            "X" if f"{size:X}\r\n".encode() in data and f"{size:x}\r\n".encode() not in data else "x"
+        )
         for spelling in (b'"finish_reason":null', b'"finish_reason": null'):
             if spelling in payload:
-                if self.cumulative[-1] >= 0:
-                    if payload.rfind(_COMPLETION) < 0:
-                        return
-                    self._fast_tokens = True
-                else:
-                    self._fast_tokens = False
-                self._fast_null = spelling
+                self.plain = plain_way(spelling, hexadecimal, totals)
                 return
 
     def _stamp(self, fresh: int, stamp: int) -> None:
@@ -466,7 +452,7 @@ class Exchange:
             if not text and not ids:
                 return False
             self.cumulative.append(-1)
-            self._lens.append(len(payload))
+            self.lens.append(len(payload))
             return True
         if total <= max(before, 0):
             return False
@@ -528,7 +514,7 @@ class Exchange:
         if self._overhead < 0:
             self._overhead = len(payload) - size
         self.cumulative.append(-1)
-        self._lens.append(len(payload))
+        self.lens.append(len(payload))
         return True
 
     def _extension(self, ext: Any) -> None:
@@ -613,7 +599,7 @@ class Exchange:
         """The measured request, times counted from t0."""
         if self._burst > 1:
             self._spread_first()
-        stamps = array("q", map(sub, self.stamps, repeat(t0)))
+        stamps = array("q", [s - t0 for s in self.stamps])
         total = self.total_tokens
         tokens, spread = self._tokens(total)
         return RequestRecord(
@@ -672,7 +658,7 @@ class Exchange:
         if total == n or not n:
             return array("i", [1]) * n, "chunk" if self.counted_by == "client" else "exact"
         overhead = max(self._overhead, 0)
-        weights = [max(size - overhead, 0) for size in self._lens]
+        weights = [max(size - overhead, 0) for size in self.lens]
         whole = sum(weights)
         if len(weights) != n or not whole:
             weights, whole = [1] * n, n
@@ -684,6 +670,37 @@ class Exchange:
             shared.append(upto - given)
             given = upto
         return shared, "text"
+
+
+def take_plain(
+    plain: Plain, exchanges: Sequence[Exchange], reads: Sequence[bytearray], stamps: Sequence[int]
+) -> bool:
+    """Take one read of each of several streams, if each is one whole HTTP chunk with exactly one plain token event.
+
+    Every exchange must know this `plain` way, and every read must end with EVENT_END. False = nothing was taken.
+    """
+    k = len(reads)
+    joined = b"".join(reads)
+    shapes = list(map(plain.chunks.__getitem__, map(len, reads)))
+    if (
+        joined.count(plain.null) != k
+        or joined.count(b"\n") != 4 * k
+        or b'"error"' in joined
+        or not all(read.startswith(shape[0]) for read, shape in zip(reads, shapes, strict=True))
+    ):
+        return False
+    if not plain.totals:
+        for exchange, stamp, shape in zip(exchanges, stamps, shapes, strict=True):
+            exchange.stamps.append(stamp)
+            exchange.lens.append(shape[1])
+        return True
+    totals = [int(t) for t in _TOTALS.findall(joined)]
+    if len(totals) != k or not all(t > ex.cumulative[-1] for t, ex in zip(totals, exchanges, strict=True)):
+        return False
+    for exchange, stamp, total in zip(exchanges, stamps, totals, strict=True):
+        exchange.stamps.append(stamp)
+        exchange.cumulative.append(total)
+    return True
 
 
 def usage_is_final(event: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from k2tui.loadgen.stream import Answer, Exchange, ProtocolError
+from k2tui.loadgen.stream import EVENT_END, Answer, Exchange, ProtocolError, take_plain
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -174,28 +174,103 @@ def test_quick_path_leaves_everything_odd_to_the_parser(spoiled: bytes) -> None:
     assert ex.coalesced >= 1
 
 
+def feed_together(pieces: list[list[bytes]], api: str) -> list[Exchange]:
+    """Several streams read by read, as the engine does it: plain reads of one wake-up go through take_plain."""
+    found = [Exchange(i, api, 1) for i in range(len(pieces))]
+    for at in range(max(map(len, pieces))):
+        ready = [(ex, p[at]) for ex, p in zip(found, pieces, strict=True) if at < len(p) and not ex.done]
+        way = next((ex.plain for ex, _ in ready if ex.plain is not None), None)
+        batch = [(ex, bytearray(d)) for ex, d in ready if way and ex.plain is way and d.endswith(EVENT_END)]
+        taken = {ex.index for ex, _ in batch}
+        exchanges, reads = [ex for ex, _ in batch], [d for _, d in batch]
+        if way is None or not batch or not take_plain(way, exchanges, reads, [at] * len(batch)):
+            taken = set()
+        for ex, data in ready:
+            if ex.index not in taken:
+                ex.receive(data, at)
+    return found
+
+
 @settings(max_examples=120, deadline=None)
 @given(
-    st.lists(st.sampled_from(["a", " tok", 'q"uote', "back\\", "", "nl\n", "ä"]), min_size=1, max_size=30),
+    st.lists(
+        st.lists(
+            st.sampled_from(
+                ["a", " tok", 'q"uote', "back\\", "", "nl\n", "ä", '"finish_reason":null', "x" * 250]
+            ),
+            min_size=1,
+            max_size=20,
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(["completions", "generate"]),
     st.booleans(),
+    st.data(),
 )
-def test_learned_shape_agrees_with_the_parser(texts: list[str], late_role: bool) -> None:
-    """Read by read, as on a quiet machine: the same as one big read through the full parser."""
-    pieces = [HEAD]
-    for i, t in enumerate(texts):
-        more = {"usage": None} if i % 7 else {"usage": None, "note": i}  # something changes now and then
-        pieces.append(chunk(event(completion(t, **more))))
-    tail = chunk(event(completion("", "length"))) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-    one = Exchange(0, "completions", 1)
-    for i, piece in enumerate([*pieces, tail]):
-        one.receive(piece, i)
-    full = Exchange(0, "completions", 1)
-    full.keep_text = True  # never quick
-    for i, piece in enumerate([*pieces, tail]):
-        full.receive(piece, i)
-    assert one.error == full.error
-    assert list(one.stamps) == list(full.stamps)
-    assert one.t_first == full.t_first
+def test_streams_taken_together_agree_with_the_parser(
+    streams: list[list[str]], api: str, upper: bool, data: st.DataObject
+) -> None:
+    """Many streams at a time give what the full parser gives for each alone, whatever one of them holds."""
+    all_pieces: list[list[bytes]] = []
+    for texts in streams:
+        pieces = [HEAD]
+        said = ""
+        for i, t in enumerate(texts):
+            said += t
+            body = completion(t, usage=None) if api == "completions" else generate(i + 1)
+            if api == "generate":
+                body["text"] = said
+            piece = chunk(event(body))
+            if upper:
+                size, _, rest = piece.partition(b"\r\n")
+                piece = size.upper() + b"\r\n" + rest
+            pieces.append(piece)
+        odd = data.draw(
+            st.sampled_from(
+                [b"", chunk(event({"error": {"message": "boom"}})), b"5\r\nxx\n\n\r\n", b"zz\r\n\n\n\r\n"]
+            )
+        )
+        if odd:
+            pieces.insert(data.draw(st.integers(1, len(pieces))), odd)
+        if data.draw(st.booleans()) and len(pieces) > 3:
+            k = data.draw(st.integers(1, len(pieces) - 2))
+            pieces[k : k + 2] = [pieces[k] + pieces[k + 1]]  # two reads in one
+        pieces.append(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        all_pieces.append(pieces)
+    together = feed_together(all_pieces, api)
+    for ex, pieces in zip(together, all_pieces, strict=True):
+        full = Exchange(0, api, 1)
+        full.keep_text = True  # never quick
+        for i, piece in enumerate(pieces):
+            if full.done:
+                break
+            full.receive(piece, i)
+        assert (ex.error, ex.done, ex.t_first, ex.coalesced) == (
+            full.error,
+            full.done,
+            full.t_first,
+            full.coalesced,
+        )
+        assert (ex.stamps, ex.total_tokens) == (full.stamps, full.total_tokens)
+        if api == "generate":
+            assert ex.cumulative == full.cumulative
+
+
+def test_streams_of_one_wake_up_are_taken_together_without_the_parser() -> None:
+    good = chunk(event(completion("a", usage=None)))
+    spies = [Spy() for _ in range(3)]
+    for spy in spies:
+        spy.receive(HEAD + good, 1)
+        spy.slow.clear()
+    way = spies[0].plain
+    assert way is not None and all(spy.plain is way for spy in spies)
+    assert take_plain(way, spies, [bytearray(good)] * 3, [5, 6, 7])
+    assert [spy.stamps for spy in spies] == [[1, 5], [1, 6], [1, 7]] and not any(spy.slow for spy in spies)
+    # one that is not plain: nothing is taken, each goes its own way
+    bad = bytearray(chunk(event(completion("", "length"))))
+    assert not take_plain(way, spies, [bytearray(good), bad, bytearray(good)], [8, 8, 8])
+    assert [len(spy.stamps) for spy in spies] == [2, 2, 2]
 
 
 def test_role_chunk_is_no_token() -> None:
