@@ -39,7 +39,7 @@ def _parser(verb: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="k2tui",
         description="Terminal dashboard for speculative-decoding pipelines on SGLang. Without a verb: the dashboard.",
-        epilog="Exit codes: 0 ok, 1 failed, 2 usage, 3 not ready or stalled, 5 no GPU, 124 time-out, 130 interrupted.",
+        epilog="Exit codes: 0 ok, 1 failed, 2 usage, 3 not ready or stalled, 4 no log, 5 no GPU, 124 time-out, 130 interrupted.",
     )
     parser.add_argument("-V", "--version", action="version", version=f"k2tui {__version__}")
     sub = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
