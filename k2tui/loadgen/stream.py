@@ -100,9 +100,9 @@ class Answer:
         """Between two HTTP chunks and between two events: the quick path may look at the next bytes alone."""
         return self._mode == 1 and not self._carry and not self._line and not self._data
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Payloads of the events completed by these bytes. Raises ProtocolError."""
-        out: list[bytes] = []
+    def feed(self, data: bytes, into: list[bytes] | None = None) -> list[bytes]:
+        """Payloads of the events completed by these bytes. Raises ProtocolError; what came before it is in `into`."""
+        out: list[bytes] = [] if into is None else into
         if self._carry:
             data = self._carry + data
             self._carry = b""
@@ -359,13 +359,12 @@ class Exchange:
         """The full parser. fresh: token events of the same read that the quick path took already."""
         answer = self.answer
         self.plain = None
+        payloads: list[bytes] = []
+        broken = ""
         try:
-            payloads = answer.feed(data)
+            answer.feed(data, payloads)
         except ProtocolError as err:
-            if fresh:
-                self._stamp(fresh, stamp)
-            self.fail("protocol", str(err))
-            return True
+            broken = str(err)
         last: bytes = b""
         for payload in payloads:
             if self._event(payload):
@@ -375,6 +374,9 @@ class Exchange:
             self._stamp(fresh, stamp)
             if self.t_first == 0:
                 self.t_first = self.stamps[0]
+        if broken:
+            self.fail("protocol", broken)
+            return True
         if answer.done:
             self._complete()
             return True
