@@ -207,6 +207,8 @@ class LinearEta:
         count = progress.draft if progress.phase is Phase.DRAFT_LOAD else progress.target
         if progress.phase not in _SHARD_PHASES or count is None or len(progress.rhythm) < 2:
             return None
+        if count.done >= count.total:
+            return None  # what still comes is not the shards' business
         pace = _pace(progress.rhythm, count.total, ())
         if pace is None:
             return None
