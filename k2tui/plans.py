@@ -15,8 +15,18 @@ if TYPE_CHECKING:
 def open_plan(config: Config, *, is_demo: bool = False) -> PlanFile:
     """The configured file, else one in the state folder, made from the pipeline's stages (in the demo: from its pipeline's steps)."""
     if config.plan:
-        return PlanFile(Path(config.plan).expanduser())
-    return PlanFile(paths.state_dir() / "plan.json", default_text=_steps_of_the_demo if is_demo else _stages)
+        return plan_at(config.plan)
+    made = _steps_of_the_demo if is_demo else _stages
+    return PlanFile(paths.state_dir() / "plan.json", default_text=made, times=_times())
+
+
+def plan_at(path: str) -> PlanFile:
+    """A plan file of the user's own; it has to be there."""
+    return PlanFile(Path(path).expanduser(), times=_times())
+
+
+def _times() -> Path:
+    return paths.state_dir() / "plan-times.json"
 
 
 def _stages() -> str:

@@ -137,6 +137,44 @@ def news(
     return changes
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of a task: its status, when it was first seen in progress, when it was then seen completed (Unix seconds)."""
+
+    status: str
+    started_s: float | None = None
+    ended_s: float | None = None
+
+
+def look(known: Mapping[str, Seen] | None, tasks: Sequence[Task], now_s: float) -> dict[str, Seen]:
+    """What is known after this look. Times begin with the first change that is seen: what a plan was before (known None) has none."""
+    found: dict[str, Seen] = {}
+    for task in tasks:
+        before = known.get(task.id) if known is not None else Seen(task.status)
+        if before is not None and before.status == task.status:
+            found[task.id] = before
+        elif task.status is TaskStatus.IN_PROGRESS:
+            found[task.id] = Seen(task.status, now_s)
+        elif task.status is TaskStatus.COMPLETED and before is not None:
+            found[task.id] = Seen(task.status, before.started_s, now_s)
+        else:
+            found[task.id] = Seen(task.status)
+    return found
+
+
+def with_times(board: Board, seen: Mapping[str, Seen]) -> Board:
+    """The board with the times that were seen; those of a task's job come later and count more."""
+
+    def timed(task: Task) -> Task:
+        one = seen.get(task.id)
+        if one is None or one.status != task.status or (one.started_s is None and one.ended_s is None):
+            return task
+        took = one.ended_s - one.started_s if one.ended_s is not None and one.started_s is not None else None
+        return replace(task, started_s=one.started_s, ended_s=one.ended_s, took_s=took)
+
+    return replace(board, tasks=tuple(timed(t) for t in board.tasks))
+
+
 def matches(task: Task, text: str = "", status: str = "", priority: str = "") -> bool:
     """Whether a task is shown: every word of the text is in it, and status ("open": not ended) and priority fit. "" fits all."""
     if status == "open" and task.status not in (TaskStatus.PENDING, TaskStatus.IN_PROGRESS):

@@ -7,20 +7,24 @@ file changed between reading and swapping, the operation is applied again to the
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from k2tui.core import board_plan
-from k2tui.core.board import Board, Task, TaskStatus, link, news
+from k2tui.core.board import Board, Seen, Task, TaskStatus, link, look, news, with_times
 from k2tui.core.board_plan import PlanError, default_plan
 from k2tui.core.job import Job
 from k2tui.errors import K2Error, UsageError
+from k2tui.files import write_json
 
 __all__ = ["PlanFile", "default_plan", "find_plans", "load_plan"]
 
@@ -104,8 +108,13 @@ def _exchange(a: Path, b: Path) -> bool:
 class PlanFile:
     """One plan file, mirrored. `poll` when a second has passed; every edit goes to the file and comes back by it."""
 
-    def __init__(self, path: Path | str, *, default_text: Callable[[], str] | None = None) -> None:
-        """default_text: asked for what to write when there is no such file yet (None = a missing file is an error on the board)."""
+    def __init__(
+        self, path: Path | str, *, default_text: Callable[[], str] | None = None, times: Path | None = None
+    ) -> None:
+        """default_text: asked for what to write when there is no such file yet (None = a missing file is an error on the board).
+        times: where to keep when tasks were seen to begin and end (None = nowhere); a plan itself holds no times."""
+        self._times = times
+        self._seen: dict[str, Seen] | None = None
         self.path = Path(path).expanduser()
         self._key: tuple[int, int, int] | None = None
         self._board = Board(path=str(self.path))
@@ -158,11 +167,36 @@ class PlanFile:
             except K2Error as err:
                 self._board = replace(before, error=err.message)
             self._key = key
+            if self._board.tasks and not self._board.error:
+                self._look()
             return self._board != before
+
+    def _look(self) -> None:
+        """Note what began and ended since the last look, of whichever k2tui process that was."""
+        if self._times is None:
+            return
+        name = str(self.path.resolve())
+        every: dict[str, dict[str, list[Any]]] = {}
+        stored: dict[str, Seen] = {}
+        try:
+            every = dict(json.loads(self._times.read_bytes()))
+            stored = {i: Seen(*facts) for i, facts in every.get(name, {}).items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            every = {}  # not there yet, or not ours: it is made anew
+        before = stored or self._seen
+        self._seen = look(before, self._board.tasks, time.time())
+        if self._seen != stored:
+            kept = {n: facts for n, facts in every.items() if n != name and os.path.exists(n)}
+            kept[name] = {i: [str(s.status), s.started_s, s.ended_s] for i, s in self._seen.items()}
+            try:
+                self._times.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_json(self._times, kept)
+            except OSError:
+                pass  # a full disk or a folder that cannot be written: times are a courtesy
 
     def linked(self, jobs: Sequence[Job], ready: Iterable[str] = ()) -> Board:
         """The board with what the jobs made of it. jobs: newest first."""
-        return link(self._board, jobs, ready)
+        return link(with_times(self._board, self._seen or {}), jobs, ready)
 
     def sync(self, jobs: Sequence[Job], ready: Iterable[str] = ()) -> list[str]:
         """Write into the plan what jobs really did (started, completed); returns the ids of the tasks that changed."""

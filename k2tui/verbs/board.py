@@ -75,12 +75,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan_file(args: argparse.Namespace) -> PlanFile:
-    if args.plan:
-        from k2tui.sources.plan import PlanFile
+    from k2tui.plans import open_plan, plan_at
 
-        return PlanFile(args.plan)
+    if args.plan:
+        return plan_at(args.plan)
     from k2tui import config
-    from k2tui.plans import open_plan
 
     return open_plan(config.load())
 

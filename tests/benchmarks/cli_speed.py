@@ -16,7 +16,7 @@ from pathlib import Path
 
 K2 = str(Path(sys.executable).with_name("k2tui"))
 BUDGET_MS = 120
-COMMANDS = (["--version"], ["status", "--json"], ["jobs", "list", "--json"], ["board", "list", "--json"], ["bench", "list", "--json"], ["config", "profiles"])
+COMMANDS = (["--version"], ["status", "--json"], ["jobs", "list", "--json"], ["board", "list", "--json"], ["notify", "test"], ["bench", "list", "--json"], ["config", "profiles"])
 
 
 def main() -> int:

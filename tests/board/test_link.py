@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k2tui.core.board import Board, Task, TaskStatus, link, news
+from k2tui.core.board import Board, Seen, Task, TaskStatus, link, look, news, with_times
 from k2tui.core.job import Job, JobSpec, JobState, Progress
 from k2tui.sources.plan import PlanFile, default_plan, load_plan
 
@@ -92,6 +92,26 @@ def test_dependencies_are_shown() -> None:
     assert link(board, ()).tasks[1].waiting_for == ("serve",)
     assert link(board, ()).tasks[2].waiting_for == ()
     assert link(board, (job("s", "serve", JobState.SUCCEEDED),)).tasks[1].waiting_for == ()
+
+
+def test_times_begin_with_the_first_change_that_is_seen() -> None:
+    def at(now_s: float, known: dict[str, Seen] | None, *statuses: TaskStatus) -> dict[str, Seen]:
+        return look(known, [Task(str(n), "x", status) for n, status in enumerate(statuses)], now_s)
+
+    first = at(10.0, None, DOING, PENDING, DONE)
+    assert {s.started_s for s in first.values()} == {None}  # nobody saw them begin
+    then = at(20.0, first, DONE, DOING, DONE)
+    assert (then["0"].started_s, then["0"].ended_s) == (None, 20.0)
+    assert then["1"] == Seen(DOING, 20.0) and then["2"] is first["2"]
+    last = at(50.0, at(30.0, then, DONE, DOING, DONE), DONE, DONE, PENDING, DOING)
+    assert last["1"] == Seen(DONE, 20.0, 50.0) and last["2"] == Seen(PENDING)
+    assert last["3"] == Seen(DOING, 50.0)  # a new task that begins at once
+    assert at(60.0, last, DONE, DOING)["1"] == Seen(DOING, 60.0)  # begun again
+    board = with_times(Board(tasks=(Task("1", "x", DONE), Task("0", "x", PENDING))), last)
+    assert (board.tasks[0].started_s, board.tasks[0].took_s) == (20.0, 30.0)
+    assert board.tasks[1].ended_s is None  # what was seen is of another status
+    ran = link(board, (job("j", "1", JobState.SUCCEEDED),))
+    assert (ran.tasks[0].started_s, ran.tasks[0].took_s) == (1.0, 2.0)  # a job knows better
 
 
 tasks = st.builds(

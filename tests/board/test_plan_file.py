@@ -228,6 +228,31 @@ def test_plans_of_coding_agents_are_found(tmp_path: Path) -> None:
     assert [p.name for p in find_plans(tmp_path, tmp_path / "home")] == ["TODO.md", "x.json"]
 
 
+def test_times_are_kept_beside_the_state_and_shared(tmp_path: Path) -> None:
+    """A coding agent's list without jobs: whoever looks notes when a task began and ended; the plan itself holds no times."""
+    path, times = write(tmp_path / "p.json", "a", "b"), tmp_path / "times.json"
+    one, two = PlanFile(path, times=times), PlanFile(path, times=times)
+    assert one.poll() and two.poll()
+    text = path.read_text()
+    path.write_text(text.replace('"pending"', '"in_progress"', 1))
+    one.poll()
+    began = one.linked([]).tasks[0].started_s
+    assert began is not None and one.linked([]).tasks[0].took_s is None
+    two.poll()
+    assert two.linked([]).tasks[0].started_s == began
+    path.write_text(text.replace('"pending"', '"completed"', 1))
+    assert two.poll()
+    done = two.linked([]).tasks[0]
+    assert done.started_s == began and done.took_s is not None and done.took_s >= 0
+    fresh = PlanFile(path, times=times)
+    fresh.poll()
+    assert fresh.linked([]).tasks == two.linked([]).tasks
+    assert "started" not in path.read_text()
+    times.write_text("[3, {]")  # broken: made anew, and no error
+    assert PlanFile(path, times=times).poll()
+    assert str(path) in times.read_text()
+
+
 NESTED = """# Plan
 
 - [ ] one
