@@ -163,6 +163,8 @@ class GpuSample:
     process_error: str = ""  # why this GPU's processes are unknown, in words
     bar1_total_b: int | None = None  # memory that the host can map at once
     bar1_used_b: int | None = None
+    rates_span_s: float | None = None  # the seconds over which the NVLink and PCIe rates are means
+    usage_taken_s: float | None = None  # when the processes' SM shares were asked (Unix seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,13 @@ _SLOW_CALL_S = 0.05  # a call that took longer is asked so seldom that it costs 
 _SLOW_FACTOR = 100.0
 _SLOWEST_S = 60.0
 _PCIE_EVERY_S = 20.0  # the call samples for 20 ms, twice
-_PCIE_WATCHED_S = 2.0
+_WATCHED_S = 1.9  # of 2 s, so that a round which begins early still counts
+_WATCHED = ("pcie", "usage", "fields")  # what a closer look at one GPU asks often, whatever it costs
+# A getter waits at least cost x GPUs x this: 2.5 ms on 8 GPUs = 30 s, on 2 GPUs 7.5 s; all of one kind then cost 0.07 % of a core.
+_SLOW_SHARE = 1500.0
+_FAST_SHARE = 400.0  # for figures that are wanted each second: skipped now and then only where they cost much
+_EACH_SECOND = ("memory", "utilization", "power", "compute")
+_OFTEN_S = 1.5  # a shorter wait than this is no other than asking each second
 _STUCK_S = 1.0
 _BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _LOST_RETRY_S = (10.0, 20.0, 60.0, 300.0)
@@ -83,6 +89,10 @@ class _Slot:
     value: Any = None
     error: str = ""
     code: int = 0
+    share: float = _SLOW_SHARE
+    cost_s: float = 0.0  # of the last call
+    asked: int = 0
+    is_watched: bool = False
 
 
 class _Rate:
@@ -102,6 +112,10 @@ class _Rate:
             return None
         return (value - old) / (at - old_at)
 
+    def span(self, at: float) -> float | None:
+        """Seconds since the last push."""
+        return at - self._at if self._value is not None else None
+
 
 class _Device:
     """One GPU of one initialisation of the library."""
@@ -117,6 +131,9 @@ class _Device:
         self.last_xid_s: float | None = None
         self.mig_handles: list[Any] = []
         self.usage: dict[int, int] = {}
+        self.usage_of: frozenset[int] = frozenset()  # processes that were there when it was asked
+        self.usage_taken_s: float | None = None
+        self.rates_span_s: float | None = None
         self.has_usage = False
         self.rates = {name: _Rate() for name in ("nvlink_tx", "nvlink_rx", "pcie_tx", "pcie_rx")}
         self.rate_values: dict[str, int | None] = {}
@@ -177,7 +194,12 @@ class _Device:
             ("slices", "MIG slices", 2.0, self._slices),
             ("pcie", "PCIe throughput", _PCIE_EVERY_S, self._pcie),
         )
-        self.slots = {key: _Slot(label, every, call) for key, label, every, call in table}
+        self.slots = {
+            key: _Slot(label, every, call, share=_FAST_SHARE if every == always else _SLOW_SHARE)
+            for key, label, every, call in table
+        }
+        for key in _EACH_SECOND:
+            self.slots[key].share = 0.0
         self.order = list(self.slots.values())
         self.fast = [slot for slot in self.order if slot.every_s == always]
         self.slow = [slot for slot in self.order if slot.every_s != always]
@@ -230,6 +252,8 @@ class _Device:
             if err.value != _NOT_FOUND:  # "not found" = no process did anything since then
                 raise
         self.usage = {pid: share for pid, (_, share) in newest.items()}
+        self.usage_of = frozenset(pid for pid, *_ in self._list_processes()) | newest.keys()
+        self.usage_taken_s = time.time()
         self.has_usage = self.has_usage or bool(newest)
         return True
 
@@ -288,6 +312,7 @@ class _Device:
         self.rate_values = {}
         found = {int(f.fieldId): _field_value(f) for f in self.nvml.nvmlDeviceGetFieldValues(handle, _FIELDS)}
         at = time.monotonic()
+        self.rates_span_s = self.rates["nvlink_tx"].span(at) or self.rates["pcie_tx"].span(at)
         for name, field_id, to_kb in _COUNTERS:
             rate = self.rates[name].push(found.get(field_id), at)
             self.rate_values[name] = None if rate is None else round(rate * to_kb)
@@ -312,9 +337,14 @@ class _Device:
     def sample(self, now: float, wall_s: float) -> GpuSample:
         """Ask what is due and compose the figures. A lost GPU keeps what is known of it and says so."""
         self.lost = self._ask(self.fast, now)
-        if self.index in self.sampler.watched and self.slots["pcie"].due > now + _PCIE_WATCHED_S:
-            self.slots["pcie"].due = now + _PCIE_WATCHED_S
-            self.slow_due = min(self.slow_due, self.slots["pcie"].due)
+        is_watched = self.index in self.sampler.watched
+        for key in _WATCHED:
+            slot = self.slots[key]
+            if slot.is_watched != is_watched:
+                slot.is_watched = is_watched
+                if is_watched and slot.due > now + _WATCHED_S and not slot.code:
+                    slot.due = now + _WATCHED_S
+                    self.slow_due = min(self.slow_due, slot.due)
         if not self.lost and self.slow_due <= now:
             self.lost = self._ask(self.slow, now)
             self.slow_due = min(slot.due for slot in self.slow)
@@ -335,6 +365,7 @@ class _Device:
                 slot.error = ""
                 slot.code = 0
                 slot.due = now + slot.every_s
+                slot.asked += 1
             except nvml.NVMLError as err:
                 code = int(err.value)
                 slot.value, slot.code = None, code
@@ -354,8 +385,20 @@ class _Device:
             finally:
                 sampler.calling = None
             cost = time.perf_counter() - began
-            if cost > _SLOW_CALL_S and slot.due != math.inf:
-                slot.due = max(slot.due, now + min(_SLOWEST_S, cost * _SLOW_FACTOR))
+            if slot.due == math.inf:
+                continue
+            # the smaller of two: a call that was only interrupted is no costly one
+            wait = min(_SLOWEST_S, min(cost, slot.cost_s) * len(self.sampler.devices) * slot.share)
+            slot.cost_s = cost
+            if cost > _SLOW_CALL_S:
+                wait = max(wait, min(_SLOWEST_S, cost * _SLOW_FACTOR))
+            if slot.is_watched and cost < _SLOW_CALL_S:
+                wait = min(wait, _WATCHED_S)
+                slot.due = min(slot.due, now + _WATCHED_S) if not slot.code else slot.due
+            if wait > slot.every_s and wait > _OFTEN_S:
+                if slot.asked == 2:  # from here on the GPUs take turns
+                    wait *= 0.5 + self.index / max(1, len(self.sampler.devices)) / 2
+                slot.due = max(slot.due, now + wait)
         return ""
 
     def _compose_lost(self, wall_s: float) -> GpuSample:
@@ -425,6 +468,8 @@ class _Device:
             "pcie_replays": value["replays"],
             "bar1_total_b": None if value["bar1"] is None else value["bar1"][0],
             "bar1_used_b": None if value["bar1"] is None else value["bar1"][1],
+            "rates_span_s": self.rates_span_s,
+            "usage_taken_s": self.usage_taken_s,
         }
 
     def _compose(self, now: float, wall_s: float) -> GpuSample:
@@ -539,7 +584,7 @@ class NvmlSampler:
         self._table = ProcessTable(proc)
         self._cpu_seen: dict[tuple[int, float], tuple[float, float]] = {}
         self._nvml: Any = None
-        self._devices: list[_Device] = []
+        self.devices: list[_Device] = []
         self._is_ready = False
         self._error = ""
         self._hint = ""
@@ -586,7 +631,7 @@ class NvmlSampler:
         return view
 
     def watch_pcie(self, *indices: int) -> None:
-        """Ask these GPUs' PCIe throughput every 2 s (it costs 40 ms a GPU where there are no counters); () = seldom, as usual."""
+        """Ask these GPUs' costly figures (throughput, SM shares) every 2 s; () = seldom, as usual."""
         self.watched = frozenset(indices)
 
     def take(self) -> GpuView:
@@ -629,13 +674,13 @@ class NvmlSampler:
             )
         samples: list[GpuSample] = []
         try:
-            for number, device in enumerate(self._devices):
+            for number, device in enumerate(self.devices):
                 samples.append(device.sample(began, self._clock()))
                 if (
                     self._on_sample is not None
                     and time.monotonic() - max(self._published_at, began) > _STUCK_S
                 ):
-                    rest = [d.last or GpuSample(d.index) for d in self._devices[number + 1 :]]
+                    rest = [d.last or GpuSample(d.index) for d in self.devices[number + 1 :]]
                     self._publish(self._compose(samples + rest, began, cpu))
         except _Restart:
             self._shutdown()
@@ -700,15 +745,15 @@ class NvmlSampler:
             version = _try_system(self._nvml, self._nvml.nvmlSystemGetCudaDriverVersion)
             self._cuda = f"{int(version) // 1000}.{int(version) % 1000 // 10}" if version else ""
             count = int(self._nvml.nvmlDeviceGetCount())
-            self._devices = []
+            self.devices = []
             for index in range(count):
-                self._devices.append(self._open(index))
+                self.devices.append(self._open(index))
         except self._nvml.NVMLError as err:
             self._shutdown()
             error, hint = explain_start(int(err.value), _error_words(self._nvml, err), self._proc)
             self._drop(error, hint, now)
             return
-        if not self._devices and not self._known:
+        if not self.devices and not self._known:
             self._shutdown()
             self._drop(
                 "the NVIDIA driver sees no GPU",
@@ -734,7 +779,7 @@ class NvmlSampler:
 
     def _drop(self, error: str, hint: str, now: float) -> None:
         self._is_ready = False
-        self._devices = []
+        self.devices = []
         self._error, self._hint = error, hint
         self._retry_at = now + _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
         self._failures += 1
@@ -753,7 +798,7 @@ class NvmlSampler:
             except nvml.NVMLError:
                 pass  # the library is gone or was never up: either way there is nothing to close
         self._events = None
-        self._devices = []
+        self.devices = []
 
     def _hotplugged(self) -> bool:
         """Whether the kernel knows another number of GPUs than the library counted when it was initialised."""
@@ -761,7 +806,7 @@ class NvmlSampler:
             count = len(os.listdir(f"{self._proc}/driver/nvidia/gpus"))
         except OSError:
             return False
-        changed = count != len(self._devices) and count != self._seen_by_kernel
+        changed = count != len(self.devices) and count != self._seen_by_kernel
         self._seen_by_kernel = count
         return changed
 
@@ -784,7 +829,7 @@ class NvmlSampler:
         except nvml.NVMLError:
             return
         registered = 0
-        for device in self._devices:
+        for device in self.devices:
             try:
                 nvml.nvmlDeviceRegisterEvents(device.handle, nvml.nvmlEventTypeXidCriticalError, events)
                 registered += 1
@@ -805,14 +850,14 @@ class NvmlSampler:
             except nvml.NVMLError:
                 return  # time-out: nothing new
             address = ctypes.cast(event.device, ctypes.c_void_p).value
-            for device in self._devices:
+            for device in self.devices:
                 if device.handle is not None and ctypes.cast(device.handle, ctypes.c_void_p).value == address:
                     device.last_xid, device.last_xid_s = int(event.eventData), self._clock()
 
     # -- processes and host --------------------------------------------------------------------------------------------------
 
     def _processes(self) -> tuple[GpuProcess, ...]:
-        facts = self._table.read({pid for device in self._devices for pid, *_ in device.processes})
+        facts = self._table.read({pid for device in self.devices for pid, *_ in device.processes})
         now = time.monotonic()
         uid = os.getuid()
         percents: dict[int, float | None] = {}
@@ -826,9 +871,9 @@ class NvmlSampler:
             seen[key] = (now, fact.cpu_s)
         self._cpu_seen = seen
         out: list[GpuProcess] = []
-        for device in self._devices:
+        for device in self.devices:
             for pid, memory_b, kind, slice_id in device.processes:
-                share = device.usage.get(pid, 0) if device.has_usage else None
+                share = device.usage.get(pid, 0) if device.has_usage and pid in device.usage_of else None
                 out.append(
                     _to_process(
                         pid,

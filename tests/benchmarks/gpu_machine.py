@@ -162,7 +162,7 @@ def beside_smi(seconds: float, sampler: Any) -> list[tuple[list[Any], list[dict[
     pairs = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        for device in sampler._devices:  # every figure fresh, for the comparison only
+        for device in sampler.devices:  # every figure fresh, for the comparison only
             device.ask_again("mem", "gen", "width", "fields", "limit", "ecc_unc")
         before = list(sampler.take().gpus)
         rows = ask_smi()
@@ -212,13 +212,13 @@ def getter_costs(report: Report, title: str) -> None:
     report.say(f"\n{title}: microseconds a call (median of 15), GPU 0; period in seconds; - = not supported")
     lines: list[str] = []
     nvml = importlib.import_module("pynvml")
-    for key, slot in sampler._devices[0].slots.items():
+    for key, slot in sampler.devices[0].slots.items():
         times: list[float] = []
         state = ""
         for _ in range(15):
             began = time.perf_counter()
             try:
-                slot.call(sampler._devices[0].handle)
+                slot.call(sampler.devices[0].handle)
             except nvml.NVMLError as err:
                 state = f" - ({err})"
             times.append((time.perf_counter() - began) * 1e6)

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """What the GPU and host samplers cost, against the fake NVML library: CPU a refresh, and the time of a one-shot command.
 
-    python tests/benchmarks/gpu_sampler.py [--gpus 8] [--seconds 20]
+    python tests/benchmarks/gpu_sampler.py [--gpus 8] [--seconds 20] [--costs none|slow|h200]
+
+--costs makes the library's calls keep the CPU busy: "slow", the three that took 2 to 3 ms on a serving H200 (SM shares, energy,
+counters); "h200", every getter as tests/fixtures/nvml/h200x2_serving.json recorded it.
 
 Eight GPUs, one process each with a server's title, one sample a second, as the dashboard takes them. Limits: a refresh of 8 GPUs
 below 0.3 % of a core at 1 Hz, the host below 0.1 %.
@@ -21,6 +24,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "tests" / "gpu" / "fakenvml"))
+
+SLOW = {"ProcessUtilization": 2500, "TotalEnergyConsumption": 2500, "FieldValues": 2500}  # microseconds
+H200 = {
+    **SLOW, "PowerUsage": 28, "MemoryInfo_v2": 42, "UtilizationRates": 19, "Temperature": 526, "ComputeRunningProcesses": 145,
+    "GraphicsRunningProcesses": 79, "MPSComputeRunningProcesses": 84, "ClockInfo": 10, "CurrentClocksEventReasons": 9,
+    "PcieReplayCounter": 203, "FanSpeed": 223, "BAR1MemoryInfo": 228, "RemappedRows": 1245, "EccMode": 1071,
+    "EnforcedPowerLimit": 898, "CurrPcieLinkGeneration": 572, "CurrPcieLinkWidth": 92,
+}  # fmt: skip
+COSTS: dict[str, dict[str, int]] = {"none": {}, "slow": SLOW, "h200": H200}
 
 INNER = """
 import statistics, sys, time
@@ -55,6 +67,7 @@ def main() -> int:
     )
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--costs", choices=sorted(COSTS), default="none", help="what the library's calls cost, in CPU")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
@@ -64,6 +77,8 @@ def main() -> int:
             scene = make.busy(args.gpus)
             for index, child in enumerate(ranks):
                 scene.proc(index, child.pid, 136 << 30, sm=70 + index, mem=40)
+            for getter, us in COSTS[args.costs].items():
+                scene.burn("*", getter, us)
             scene.write(out / "scene.txt")
             env = {
                 **os.environ,
@@ -72,6 +87,7 @@ def main() -> int:
                 "K2TUI_HOME": folder,
                 "PYTHONPATH": str(ROOT),
             }
+            print(f"costs of the library's calls: {args.costs} {COSTS[args.costs]}")
             print(f"load of this machine before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
             subprocess.run([sys.executable, "-c", INNER, str(args.seconds)], env=env, check=True)
             for argv in (["gpus", "--json"], ["gpus"], ["gpus", "--prometheus"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -256,7 +257,7 @@ def test_pcie_throughput_is_asked_on_request_only(fake, monkeypatch):
     sampler = NvmlSampler()
     try:
         assert sampler.take().gpus[0].pcie_rx_kb_s is None and calls == []
-        monkeypatch.setattr("k2tui.sources.nvml._PCIE_WATCHED_S", 0.0)
+        monkeypatch.setattr("k2tui.sources.nvml._WATCHED_S", 0.0)
         sampler.watch_pcie(1)
         sampler.take()
         view = sampler.take()
@@ -271,8 +272,8 @@ def test_counters_become_rates(fake, monkeypatch):
     try:
         fake.show(fake.make.idle(1).gpu(0, "pcie_count_rx", 1_000_000).gpu(0, "pcie_count_tx", 0))
         assert sampler.take().gpus[0].nvlink_rx_kb_s is None
-        sampler._devices[0].ask_again("fields")
-        at = sampler._devices[0].rates["pcie_rx"]._at
+        sampler.devices[0].ask_again("fields")
+        at = sampler.devices[0].rates["pcie_rx"]._at
         fake.show(
             fake.make.idle(1)
             .gpu(0, "pcie_count_rx", 51_000_000)
@@ -280,7 +281,7 @@ def test_counters_become_rates(fake, monkeypatch):
             .gpu(0, "nvlink_tx", 14678)
         )
         gpu = sampler.take().gpus[0]
-        seconds = sampler._devices[0].rates["pcie_rx"]._at - at
+        seconds = sampler.devices[0].rates["pcie_rx"]._at - at
         assert gpu.pcie_rx_kb_s == pytest.approx(50_000 / seconds, rel=0.02) and gpu.pcie_tx_kb_s == 0
         assert gpu.nvlink_tx_kb_s == pytest.approx(10_000 * 1.024 / seconds, rel=0.02)
     finally:
@@ -344,3 +345,37 @@ def test_processes_unknown_for_want_of_permission_are_said_so(fake):
 def test_memory_without_a_visible_owner_is_explained(fake):
     assert "--pid=host" in take(fake, fake.make.still(1)).notes[0]
     assert take(fake, fake.make.idle(1)).notes == ()
+
+
+def test_costly_figures_are_asked_seldom_in_turns_and_say_how_old_they_are(fake, monkeypatch):
+    """A call of 8 ms on 4 GPUs is due after 0.5 to 1 times 48 s, not every 2 s; what is watched is asked often all the same."""
+    scene = fake.make.busy(4)
+    for getter in ("ProcessUtilization", "FieldValues", "TotalEnergyConsumption"):
+        scene.burn("*", getter, 8000)
+    fake.show(scene.proc(0, os.getpid(), 5 << 30, sm=12))
+    sampler = NvmlSampler()
+    now = time.monotonic()
+    shift = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now + shift)
+    calls = {"usage": 0, "energy": 0, "memory": 0}
+    watched = 0
+    for second in range(60):
+        shift = float(second)
+        before = [{key: d.slots[key].asked for key in calls} for d in sampler.devices] or [
+            dict.fromkeys(calls, 0)
+        ] * 4
+        if second == 40:
+            sampler.watch_pcie(0)
+        sampler.take()
+        for device, seen in zip(sampler.devices, before, strict=True):
+            for key in calls:
+                calls[key] += device.slots[key].asked - seen[key]
+            if second >= 40 and device.index == 0:
+                watched += device.slots["usage"].asked - seen["usage"]
+    assert calls["memory"] == 4 * 60
+    assert 4 * 2 <= calls["energy"] <= 4 * 4
+    assert watched >= 8 and calls["usage"] - watched <= 4 * 4
+    assert len({round(d.slots["energy"].due) for d in sampler.devices}) > 1  # in turns
+    sample = sampler.latest().gpus[0]
+    assert sample.usage_taken_s is not None and sample.rates_span_s is not None and sample.rates_span_s >= 1.0
+    sampler.stop()

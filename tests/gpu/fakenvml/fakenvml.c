@@ -9,6 +9,7 @@
  *   gpu SEL KEY VALUE        SEL: '*', '3' or '0-3'; KEY of TEXTS or NUMBERS below; -1 = Not Supported
  *   gpu SEL fail FN CODE     FN: a getter's name without "nvmlDeviceGet", or '*'; CODE: the NVML error
  *   gpu SEL delay FN MS      the getter takes that long
+ *   gpu SEL burn FN US       the getter keeps the CPU busy for that long, as real drivers do
  *   gpu SEL gone 1           the next nvmlInit does not count it; every call before that says GPU_IS_LOST
  *   gpu SEL proc PID BYTES C|G SM MEM [GI CI]   BYTES -1 = not available
  *   gpu SEL mig GI CI TOTAL USED RESERVED SMS SLICES NAME...
@@ -79,7 +80,7 @@ struct proc { unsigned pid, sm, mem, gi, ci; long long bytes; char type; };
 struct mig { unsigned gi, ci, sms, slices; long long total, used, reserved; char name[96]; };
 struct gpu {
   long long v[NK];
-  int fail[NF], delay[NF];
+  int fail[NF], delay[NF], burn[NF];
   char name[96], uuid[96], serial[32], vbios[32];
   struct proc procs[MAXP];
   int nprocs;
@@ -182,9 +183,9 @@ static void parse(FILE *fh) {
       else if (!strcmp(b, "uuid")) snprintf(q->uuid, sizeof q->uuid, "%s", rest);
       else if (!strcmp(b, "serial")) snprintf(q->serial, sizeof q->serial, "%s", rest);
       else if (!strcmp(b, "vbios")) snprintf(q->vbios, sizeof q->vbios, "%s", rest);
-      else if (!strcmp(b, "fail") || !strcmp(b, "delay")) {
+      else if (!strcmp(b, "fail") || !strcmp(b, "delay") || !strcmp(b, "burn")) {
         if (sscanf(rest, "%63s %d", c, &code) != 2) continue;
-        int *table = *b == 'f' ? q->fail : q->delay;
+        int *table = *b == 'f' ? q->fail : *b == 'd' ? q->delay : q->burn;
         for (int f0 = 0; f0 < NF; f0++) if (*c == '*' || !strcmp(c, fn_names[f0])) table[f0] = code;
       } else if (!strcmp(b, "proc")) {
         if (sscanf(rest, "%u %lld %c %u %u %u %u", &p.pid, &p.bytes, &p.type, &p.sm, &p.mem, &p.gi, &p.ci) >= 5 && q->nprocs < MAXP)
@@ -226,6 +227,15 @@ static void nap(long long ms) {
   nanosleep(&t, NULL);
 }
 
+static void burn(long long us) {
+  if (us <= 0) return;
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  long long end = t.tv_sec * 1000000000LL + t.tv_nsec + us * 1000;
+  do clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  while (t.tv_sec * 1000000000LL + t.tv_nsec < end);
+}
+
 /* Common head of a getter: the device of a handle, its delay, its failure. Copies out, so that no lock is held while waiting. */
 static int enter(void *handle, int fn, struct gpu **g, struct dev **d) {
   if (!handle) return BADARG;
@@ -234,9 +244,10 @@ static int enter(void *handle, int fn, struct gpu **g, struct dev **d) {
   struct dev *dev = handle;
   struct gpu *gpu = &S.g[dev->gpu];
   int code = !refs ? UNINIT : gpu->v[K_gone] > 0 ? LOST : gpu->fail[fn];
-  long long wait = S.delay_ms + gpu->delay[fn];
+  long long wait = S.delay_ms + gpu->delay[fn], work = gpu->burn[fn];
   pthread_mutex_unlock(&lock);
   nap(wait);
+  burn(work);
   *g = gpu;
   if (d) *d = dev;
   return code;

@@ -156,6 +156,10 @@ class Scene:
     def delay(self, which: int | str, getter: str, ms: int) -> Scene:
         return self.gpu(which, "delay", f"{getter} {ms}")
 
+    def burn(self, which: int | str, getter: str, us: int) -> Scene:
+        """The getter keeps the CPU busy for so many microseconds."""
+        return self.gpu(which, "burn", f"{getter} {us}")
+
     def proc(
         self, which: int, pid: int, memory: int, kind: str = "C", sm: int = 0, mem: int = 0, at: str = ""
     ) -> Scene:
