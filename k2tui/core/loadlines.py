@@ -68,7 +68,8 @@ _WRAPPERS: tuple[tuple[str, Pattern], ...] = (
             + r") (?P<node>[\w.-]+) (?:(?P<name>[\w.@:/-]{1,80}?)\[\d+\]|kernel): ?"
         ),
     ),
-    ("compose", Pattern(r"\[?(?P<name>[A-Za-z][\w.-]{0,80}?)\]? +\| ?(?!\s*\d+/\d+ \[)")),
+    ("compose", Pattern(r"(?P<name>[A-Za-z][\w.-]{0,80}?) +\| ?(?!\s*\d+/\d+ \[)")),
+    ("bracket", Pattern(r"\[[A-Za-z][\w.-]{0,80}?\] +\| ?(?!\s*\d+/\d+ \[)")),
     ("pod", Pattern(r"\[pod/(?P<name>[\w./-]+)\] ")),
     (
         "ray",

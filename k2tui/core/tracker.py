@@ -1151,7 +1151,10 @@ class LoadTracker:
         for _, lane in engines:
             lane.evidence(Evidence())
         views = [(lane.view(now_s), name, lane) for name, lane in engines]
-        _, name, lane = max(views, key=lambda v: (_SEVERITY[v[0].state], v[0].confidence or 0.0))
+        # of equals, the one that holds a proving line, though it did not decide
+        _, name, lane = max(
+            views, key=lambda v: (_SEVERITY[v[0].state], bool(v[2].findings()), v[0].confidence or 0.0)
+        )
         lane.evidence(self._evidence)
         return name, lane, lane.view(now_s)
 
