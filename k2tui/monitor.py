@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from k2tui import benchdb, paths, stages
 from k2tui.config import Config
 from k2tui.core.bench import BenchRow
+from k2tui.core.bench_timeline import request_lines
 from k2tui.core.board import Board
 from k2tui.core.gpu import GpuView, JobProcess, with_jobs
 from k2tui.core.gpu_series import GpuCurves
@@ -383,7 +384,7 @@ class Monitor:
         found: list[StageInfo] = []
         for name in stages.names():
             stage = stages.get(name)
-            found.append(StageInfo(stage.name, stage.title, stage.key, stage.unavailable(self._config), stage.help, stage.fields))
+            found.append(StageInfo(stage.name, stage.title, stage.key, stage.unavailable(self._config), stage.help, stage.fields, stage.resumes))
         return tuple(found)
 
     # ---- the door's orders
@@ -468,6 +469,22 @@ class Monitor:
 
     def gpu_curves(self, start_s: float, end_s: float, steps: int = 0) -> GpuCurves:
         return read_curves(start_s, end_s, steps=steps, folder=self._gpu_history.folder)
+
+    def label_run(self, run_id: str, label: str | None, tag: str | None) -> None:
+        with benchdb.BenchDb() as db:
+            db.set_label(run_id, label, tag)
+
+    def set_baseline(self, run_id: str, on: bool) -> Sequence[str]:
+        with benchdb.BenchDb() as db:
+            return db.set_baseline(run_id, on)
+
+    def delete_run(self, run_id: str) -> None:
+        with benchdb.BenchDb() as db:
+            db.delete(run_id)
+
+    def run_requests(self, run_id: str, width: int, ascii_only: bool) -> Sequence[str]:
+        with benchdb.BenchDb(readonly=True) as db:
+            return request_lines(db.records(db.resolve(run_id)), width, ascii_only=ascii_only)
 
     def report(self, server_key: str) -> str:
         for server in self._servers:

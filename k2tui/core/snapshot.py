@@ -41,6 +41,7 @@ class StageInfo:
     unavailable: str = ""
     help: str = ""
     fields: tuple[tuple[str, str, str], ...] = ()  # (parameter, first value, hint)
+    resumes: str = ""  # what a retry goes on after; "" = it begins from nothing
 
 
 @dataclass(frozen=True, slots=True)

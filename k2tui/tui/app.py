@@ -136,7 +136,7 @@ class Dashboard(QuietApp):
         self.watch_terminal()
         self.theme_changed_signal.subscribe(self, self._retheme)
         self.set_interval(max(0.2, self.settings.refresh_s), self._tick)
-        self._order(self.backend.start, self._changed, then=lambda _none: self._begin())
+        self.order(self.backend.start, self._changed, then=lambda _none: self._begin())
 
     def _begin(self) -> None:
         """The backend has started: the GPUs' last minutes are on disk, so that curves do not begin empty."""
@@ -145,7 +145,7 @@ class Dashboard(QuietApp):
 
     def load_gpu_curves(self, span_s: float, steps: int) -> None:
         now = self.clock()
-        self._order(self.backend.gpu_curves, now - span_s, now, steps, then=self.history.gpus.load)
+        self.order(self.backend.gpu_curves, now - span_s, now, steps, then=self.history.gpus.load)
 
     def _changed(self) -> None:
         """From any thread: a new snapshot is worth drawing."""
@@ -274,7 +274,7 @@ class Dashboard(QuietApp):
 
     # -- orders
 
-    def _order(self, func: Callable[..., Any], *args: Any, then: Callable[[Any], None] | None = None) -> None:
+    def order(self, func: Callable[..., Any], *args: Any, then: Callable[[Any], None] | None = None) -> None:
         """Run an order of the backend off the event loop; its error is shown once."""
 
         async def run() -> None:
@@ -364,7 +364,7 @@ class Dashboard(QuietApp):
 
         def launch(params: Mapping[str, str] | None) -> None:
             if params is not None:
-                self._order(self.backend.submit, name, params, then=lambda job_id: self.say(f"{info.title}: job {job_id}"))
+                self.order(self.backend.submit, name, params, then=lambda job_id: self.say(f"{info.title}: job {job_id}"))
 
         if name == "serve":
             choices = [Choice(p, p, "default" if p == self.snap.profile else "") for p in self.snap.profiles]
@@ -395,7 +395,7 @@ class Dashboard(QuietApp):
 
     def run_to_step(self, step: str) -> None:
         """The pipeline up to this step, as a job; what is valid is skipped."""
-        self._order(
+        self.order(
             self.backend.submit, "pipeline", {"to": step}, then=lambda job_id: self.say(f"Pipeline up to {step}: job {job_id}")
         )
 
@@ -470,7 +470,7 @@ class Dashboard(QuietApp):
                 else:
                     self.say("asked to stop; the job's line shows when it has")
 
-            self._order(stop_all, then=done)
+            self.order(stop_all, then=done)
 
         self.push_screen(Confirm(title, lines, yes), answer)
 
@@ -482,7 +482,9 @@ class Dashboard(QuietApp):
         if job is None:
             self.say("no job that has failed or was stopped", "warning")
             return
-        self._order(self.backend.retry_job, job.spec.id, then=lambda new: self.say(f"again: {job.spec.title or job.spec.stage}, job {new}"))
+        info = self.stage_info(job.spec.stage) if job.spec.params else None
+        how = f"goes on after {info.resumes}" if info is not None and info.resumes else "from the beginning"
+        self.order(self.backend.retry_job, job.spec.id, then=lambda new: self.say(f"again: {job.spec.title or job.spec.stage}, job {new}; {how}"))
 
     def _selected_job(self) -> Job | None:
         """The job in front: of the list; on the board the selected task's, on a log's screen its own."""
@@ -577,7 +579,7 @@ class Dashboard(QuietApp):
             lines = [text_line(part) for fact in facts for part in (wrap(fact, width) if fact else [""])]
             self.push_screen(Reader(f"Process {process.pid}", lines, copy="\n".join(facts)))
 
-        self._order(self.backend.describe_process, process.pid, process.started_s, then=show)
+        self.order(self.backend.describe_process, process.pid, process.started_s, then=show)
 
     def action_gpu_sort(self) -> None:
         from k2tui.tui.panels.gpus import sort_names
@@ -622,7 +624,7 @@ class Dashboard(QuietApp):
 
             self.push_screen(Reader(title, lines(curves, width, self.glyphs), also=("i", "links")), then)
 
-        self._order(self.backend.gpu_curves, start, end + 1, steps_for(width, self.glyphs), then=show)
+        self.order(self.backend.gpu_curves, start, end + 1, steps_for(width, self.glyphs), then=show)
 
     def end_process(self, key: str) -> None:
         """Ends one process that holds GPU memory: asked first; its pid and birth time name it."""
@@ -653,7 +655,7 @@ class Dashboard(QuietApp):
 
         def answer(agreed: bool | None) -> None:
             if agreed:
-                self._order(self.backend.end_processes, [target], then=lambda words: self.say(words))
+                self.order(self.backend.end_processes, [target], then=lambda words: self.say(words))
 
         self.push_screen(Confirm("End this process?", lines, "end it"), answer)
 
@@ -672,7 +674,7 @@ class Dashboard(QuietApp):
 
         def set_it(agreed: bool | None = True) -> None:
             if agreed:
-                self._order(lambda: self.backend.set_task(task_id, status=status.value))
+                self.order(lambda: self.backend.set_task(task_id, status=status.value))
 
         if not task.waiting_for or status not in (TaskStatus.IN_PROGRESS, TaskStatus.COMPLETED):
             set_it()
@@ -689,7 +691,7 @@ class Dashboard(QuietApp):
         deck = self.deck
         other = neighbour(self.snap.board.tasks, task_id, by, deck.row_keys("board") if deck is not None else ())
         if other:
-            self._order(self.backend.move_task, task_id, other)
+            self.order(self.backend.move_task, task_id, other)
         else:
             self.say(f"it is the {'last' if by > 0 else 'first'} one here already", "warning")
 
@@ -700,7 +702,7 @@ class Dashboard(QuietApp):
 
         def done(text: str) -> None:
             if text.strip() != task.note:
-                self._order(lambda: self.backend.set_task(task_id, note=text.strip()))
+                self.order(lambda: self.backend.set_task(task_id, note=text.strip()))
 
         self.deck.ask("note", task.note, done)
 
@@ -709,14 +711,14 @@ class Dashboard(QuietApp):
         if task is not None:
             order = ("low", "medium", "high")
             at = order.index(task.priority) if task.priority in order else 1
-            self._order(lambda: self.backend.set_task(task_id, priority=order[(at + 1) % 3]))
+            self.order(lambda: self.backend.set_task(task_id, priority=order[(at + 1) % 3]))
 
     def action_add_task(self) -> None:
         def done(text: str) -> None:
             urgent = text.startswith("!")
             content = text.lstrip("! ").strip()
             if content:
-                self._order(self.backend.add_task, content, "high" if urgent else "medium")
+                self.order(self.backend.add_task, content, "high" if urgent else "medium")
 
         if self.deck is not None:
             self.deck.ask("new task (! first: high priority)", "", done)
@@ -728,7 +730,7 @@ class Dashboard(QuietApp):
 
         def done(text: str) -> None:
             if text.strip() and text.strip() != task.content:
-                self._order(lambda: self.backend.set_task(task_id, content=text.strip()))
+                self.order(lambda: self.backend.set_task(task_id, content=text.strip()))
 
         self.deck.ask("task", task.content, done)
 
@@ -952,7 +954,7 @@ class Dashboard(QuietApp):
 
             self.push_screen(Reader("Report", lines, copy=text, also=("s", "saves")), then)
 
-        self._order(self.backend.report, server.key, then=show)
+        self.order(self.backend.report, server.key, then=show)
 
     def action_save_picture(self) -> None:
         """The screen as it stands, as SVG."""

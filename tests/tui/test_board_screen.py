@@ -11,8 +11,8 @@ import pytest
 from conftest import text_of
 from test_app import shows, until
 
-from k2tui.core.job import Job, JobState
-from k2tui.core.snapshot import Snapshot
+from k2tui.core.job import Job, JobState, Progress
+from k2tui.core.snapshot import Snapshot, StageInfo
 from k2tui.sources.logindex import LogFile
 from k2tui.tui.panelview import PanelView
 from k2tui.tui.widgets.logview import LogView
@@ -207,6 +207,28 @@ async def test_links_lead_from_each_to_each(make_app: Any) -> None:
         )
         await pilot.press("end", "ctrl+p", *"go to its task", "enter")  # a row whose job was deleted
         await until(pilot, lambda: any("no task is linked" in m[2] for m in app.messages))
+
+
+async def test_a_retry_says_whether_it_goes_on(make_app: Any) -> None:
+    def script(now: float) -> Snapshot:
+        snap = fake.scene("loading", now, 124.0)
+        ran = replace(snap.jobs[-1], spec=replace(snap.jobs[-1].spec, params={"out": "draft"}))
+        train = StageInfo("train", "Train the draft", "t", resumes="its last save")
+        resumed = replace(snap.jobs[1], progress=Progress(41, 64, "steps", resumed="step 30"))
+        return replace(snap, jobs=(snap.jobs[0], resumed, snap.jobs[2], ran), stages=(train,))
+
+    app = make_app(backend=fake.FakeBackend(script, clock=lambda: fake.T0))
+    async with app.run_test(size=(200, 60)) as pilot:
+        await pilot.press("3")
+        await shows(pilot, "resumed from step 30", "train-00")
+        app.screen.go_to("jobs", "train-00")
+        await pilot.press("r")
+        await until(
+            pilot, lambda: any("job train-00b; goes on after its last save" in m[2] for m in app.messages)
+        )
+        app.screen.go_to("jobs", "prepare-01")  # a command of one's own: no stage's parameters
+        await pilot.press("r")
+        await until(pilot, lambda: any("job prepare-01b; from the beginning" in m[2] for m in app.messages))
 
 
 async def test_the_boards_log_key_opens_the_tasks_job(make_app: Any) -> None:
