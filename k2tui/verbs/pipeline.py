@@ -76,10 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.order == "init":
         return _init(args)
-    if args.order == "plan" or args.dry_run:
-        return _plan(args)
     if args.order == "report":
         return _report(args)
+    if args.order == "plan" or args.dry_run:
+        return _plan(args)
     return _run_here(args) if args.here else _run_as_job(args)
 
 
