@@ -457,8 +457,8 @@ class Monitor:
     def _hurry(self) -> None:
         self._wake.set()
 
-    def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
-        results = end_processes(targets)
+    def end_processes(self, targets: Sequence[tuple[int, float]], how: str = "end") -> str:
+        results = end_processes(targets, how=how)
         return "; ".join(f"pid {result.pid}: {result.outcome}" for result in results)
 
     def describe_process(self, pid: int, started_s: float) -> Sequence[str]:

@@ -68,8 +68,9 @@ class Backend(Protocol):
         """Give a board task the place that another one has now; the others close up."""
         ...
 
-    def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
-        """End exactly these processes, each named by pid and birth time (Unix seconds). Returns what became of them, in words;
+    def end_processes(self, targets: Sequence[tuple[int, float]], how: str = "end") -> str:
+        """End exactly these processes, each named by pid and birth time (Unix seconds). how: "end" (TERM, after 5 s KILL), or one
+        signal alone: "TERM", "INT", "KILL". Returns what became of them, in words;
         raises K2Error, and ends nobody, when one is not that process any more or belongs to somebody else. Takes seconds."""
         ...
 
@@ -83,6 +84,23 @@ class Backend(Protocol):
 
     def gpu_curves(self, start_s: float, end_s: float, steps: int = 0) -> GpuCurves:
         """The GPUs' curves over a span of time, from the history on disk; without GPUs in it when nothing was recorded."""
+        ...
+
+    def label_run(self, run_id: str, label: str | None, tag: str | None) -> None:
+        """Rename or tag a benchmark run (None: as it was)."""
+        ...
+
+    def set_baseline(self, run_id: str, on: bool) -> Sequence[str]:
+        """Make the run, with its sweep, the baseline of its workload, or no longer; returns the ids. A run that is not
+        valid is refused."""
+        ...
+
+    def delete_run(self, run_id: str) -> None:
+        """Remove a benchmark run for good."""
+        ...
+
+    def run_requests(self, run_id: str, width: int, ascii_only: bool) -> Sequence[str]:
+        """A benchmark run request by request on one time line, and its distributions; lines of at most `width` cells."""
         ...
 
     def report(self, server_key: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from k2tui.core.gpu import parse_rank
 from k2tui.core.job_mask import mask_argv, mask_env
-from k2tui.errors import K2Error
+from k2tui.errors import K2Error, UsageError
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
 _MAX_COMMAND = 512
@@ -334,13 +334,21 @@ def end_processes(
     grace_s: float = 5.0,
     kill_s: float = 5.0,
     allow_others: bool = False,
+    how: str = "end",
 ) -> tuple[Ended, ...]:
     """End exactly these processes, each named by (pid, birth time in Unix seconds): SIGTERM, then SIGKILL after grace_s.
+
+    how: "end" as said, or one signal alone: "TERM", "INT" or "KILL" (UsageError for anything else).
 
     All are checked before the first signal: a pid that now belongs to another process, to another user (unless allow_others),
     or that is this program or one of its ancestors refuses the whole order with K2Error and nothing is signalled. The check and
     the signals go through pidfds where the kernel has them, so a pid that comes round again is never hit.
     """
+    term, kill = (signal.SIGTERM, grace_s, "ended"), (signal.SIGKILL, kill_s, "killed")
+    known = {"end": (term, kill), "TERM": (term,), "INT": ((signal.SIGINT, grace_s, "ended"),), "KILL": (kill,)}
+    steps = known.get(how)
+    if steps is None:
+        raise UsageError(f"{how!r} is no way to end a process", "ways: " + ", ".join(known))
     wanted = dict(targets)
     protected = _self_and_ancestors()
     handles: dict[int, int | None] = {}
@@ -369,10 +377,7 @@ def end_processes(
                     f"pid {pid} belongs to another user: nothing was ended", "ask its owner to end it"
                 )
         waiting = [pid for pid in wanted if pid not in results]
-        for number, seconds, outcome in (
-            (signal.SIGTERM, grace_s, "ended"),
-            (signal.SIGKILL, kill_s, "killed"),
-        ):
+        for number, seconds, outcome in steps:
             for pid in waiting:
                 _signal(pid, wanted[pid], handles.get(pid), number)
             deadline = time.monotonic() + seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from textual import events
@@ -34,7 +35,7 @@ from k2tui.tui.screens.overview import OverviewScreen
 from k2tui.tui.settings import Settings
 from k2tui.tui.terminal import QuietApp
 from k2tui.tui.themes import DEFAULT
-from k2tui.tui.view import View
+from k2tui.tui.view import ProcessPick, View
 from k2tui.tui.widgets.bar import Button
 from k2tui.tui.widgets.lines import Lines
 from k2tui.tui.widgets.logview import LogView
@@ -107,6 +108,7 @@ class Dashboard(QuietApp):
         self.view = View(self.snap, clock(), self.history, self.glyphs)
         self.server_key = ""
         self.gpu_sort = ""
+        self.process_pick = ProcessPick()
         self.messages: list[tuple[float, str, str]] = []
         self._aim: tuple[str, str, str, float] | None = None  # a row to select on a screen that comes: mode, panel, key, until
         self._notices_seen: set[tuple[float, str]] = set()
@@ -204,7 +206,7 @@ class Dashboard(QuietApp):
         self.history.add(snap)
         deck = self.deck
         task_id = deck.selected_key("board") if deck is not None else ""
-        self.view = View(snap, self.clock(), self.history, self.glyphs, self.server_key, task_id, self.gpu_sort)
+        self.view = View(snap, self.clock(), self.history, self.glyphs, self.server_key, task_id, self.gpu_sort, process=self.process_pick)
         self._note_notices(snap)
         self._pass_alerts(snap)
         if deck is not None:
@@ -338,6 +340,8 @@ class Dashboard(QuietApp):
             "open_gpu": self.open_gpu,
             "end_process": self.end_process,
             "open_process": self.open_process,
+            "tag_process": self.tag_process,
+            "process_curves": self.open_process_curves,
             "open_trial": self.open_trial,
             "run_to_step": self.run_to_step,
             "open_step_log": self.open_step_log,
@@ -626,38 +630,28 @@ class Dashboard(QuietApp):
 
         self.order(self.backend.gpu_curves, start, end + 1, steps_for(width, self.glyphs), then=show)
 
+    def open_process_curves(self, key: str) -> None:
+        from k2tui.tui.screens.process import ProcessScreen
+
+        self.push_screen(ProcessScreen(key))
+        self.call_later(self.draw_now)
+
+    def action_process_sort(self) -> None:
+        from k2tui.tui.panels.processes import SORTS
+
+        at = SORTS.index(self.process_pick.sort) if self.process_pick.sort in SORTS else 0
+        self.process_pick = replace(self.process_pick, sort=SORTS[(at + 1) % len(SORTS)])
+        self.draw_now()
+
+    def tag_process(self, key: str) -> None:
+        self.process_pick = replace(self.process_pick, tagged=self.process_pick.tagged ^ {key})
+        self.draw_now()
+
     def end_process(self, key: str) -> None:
-        """Ends one process that holds GPU memory: asked first; its pid and birth time name it."""
-        gpu = self.snap.gpu
-        process = next((p for p in gpu.processes if f"{p.pid}/{p.gpu_index}" == key), None) if gpu is not None else None
-        if process is None or process.started_s is None:
-            self.say("this process is not visible here, so it cannot be ended from here", "warning")
-            return
-        if not process.is_own:
-            self.say(f"pid {process.pid} belongs to {process.user or 'another user'}; k2tui ends only your own processes", "warning")
-            return
-        from k2tui.tui.screens.dialogs import Confirm
+        """Ends the tagged processes, or this one: by which signal, then whether; pid and birth time name each."""
+        from k2tui.tui.processend import ask_end
 
-        target = (process.pid, process.started_s)
-        held = sum(p.memory_used_b or 0 for p in gpu.processes if p.pid == process.pid) if gpu is not None else 0
-        lines: list[Line] = [
-            (Seg(f"pid {process.pid}", "bold"), Seg(f"  {process.rank}  {fmt.size(held)} of GPU memory, {fmt.age(self.clock() - process.started_s)} old")),
-            text_line(process.command or process.name, "dim"),
-            (),
-        ]
-        if process.is_orphan:
-            lines.append(text_line(process.orphan_reason or "its server is dead", "warn"))
-        elif process.rank:
-            lines.append(text_line("It is a rank of a running server: the server will fail.", "bad"))
-        if process.job_id and not process.is_orphan:
-            lines.append(text_line(f"It belongs to job {process.job_id}: stopping the job (S, d) is the orderly way.", "warn"))
-        lines.append(text_line("SIGTERM now, SIGKILL after 5 s, only if pid and birth time still match.", "dim"))
-
-        def answer(agreed: bool | None) -> None:
-            if agreed:
-                self.order(self.backend.end_processes, [target], then=lambda words: self.say(words))
-
-        self.push_screen(Confirm("End this process?", lines, "end it"), answer)
+        ask_end(self, key)
 
     # -- the board
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from k2tui.core.gpu import GpuProcess
 from k2tui.core.gpu_series import GpuMemory
 from k2tui.core.snapshot import ServerView, Snapshot
 
 LIMIT = 600  # points a series
+PROCESS_PARTS = ("sm", "memory", "cpu", "ram")
+
+
+def process_series(process: GpuProcess) -> str:
+    """Name of a process's curves: another process of the same number has others."""
+    return f"proc.{process.pid}.{process.started_s or 0:.0f}.{process.gpu_index}"
 
 
 class History:
@@ -21,6 +28,7 @@ class History:
         self._count: dict[str, int] = {}
         self._newest: dict[str, float] = {}
         self.gpus = GpuMemory()  # the GPUs' curves at several grains
+        self._processes: set[str] = set()
 
     def get(self, name: str, per: int = 1) -> Sequence[float]:
         """Oldest first; empty when nothing is known. per: mean of so many points a value; the groups do not move as points come
@@ -45,6 +53,7 @@ class History:
                 for name, rx, tx in (("nvlink", gpu.nvlink_rx_kb_s, gpu.nvlink_tx_kb_s), ("pcie", gpu.pcie_rx_kb_s, gpu.pcie_tx_kb_s)):
                     self._put(f"gpu.{gpu.index}.{name}", None if rx is None and tx is None else (rx or 0) + (tx or 0))
                 self._put(f"gpu.{gpu.index}.power", None if gpu.power_usage_mw is None else gpu.power_usage_mw / 1000)
+            self._add_processes(snap.gpu.processes)
         host = snap.host
         if host is not None and self._is_new("host", host.taken_s):
             self._put("host.cpu", host.cpu_percent)
@@ -52,6 +61,22 @@ class History:
             self._put("host.net_rx", host.net_rx_b_s)
         for server in snap.servers:
             self._add_server(server)
+
+    def _add_processes(self, processes: Sequence[GpuProcess]) -> None:
+        """Curves of each process on each GPU, `proc.PID.BIRTH.GPU.sm` and so on; those of one that has ended are forgotten."""
+        here: set[str] = set()
+        for p in processes:
+            name = process_series(p)
+            here.add(name)
+            self._put(f"{name}.sm", p.sm_utilization)
+            self._put(f"{name}.memory", p.memory_used_b)
+            self._put(f"{name}.cpu", p.host_cpu_percent)
+            self._put(f"{name}.ram", p.host_rss_b)
+        for name in self._processes - here:
+            for part in PROCESS_PARTS:
+                self._series.pop(f"{name}.{part}", None)
+                self._count.pop(f"{name}.{part}", None)
+        self._processes = here
 
     def _add_server(self, server: ServerView) -> None:
         key, http, decode = server.key, server.http, server.load.decode

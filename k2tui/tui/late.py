@@ -75,8 +75,8 @@ class LateBackend:
     def report(self, server_key: str) -> str:
         return self._ready.report(server_key)
 
-    def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
-        return self._ready.end_processes(targets)
+    def end_processes(self, targets: Sequence[tuple[int, float]], how: str = "end") -> str:
+        return self._ready.end_processes(targets, how)
 
     def describe_process(self, pid: int, started_s: float) -> Sequence[str]:
         return self._ready.describe_process(pid, started_s)

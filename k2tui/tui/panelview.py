@@ -42,6 +42,7 @@ class PanelView(RowList):
             (view.gpu_sort, view.gpu_index, view.gpu_span),
             view.bench,
             view.trial_key,
+            view.process,
             view.board,
             int(view.now_s) if panel.ticks else int(view.now_s) // 5,
             [getattr(snap, name) for name in panel.needs],

@@ -32,6 +32,15 @@ class BenchPick:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessPick:
+    """GPU processes as the user wants them: order ("" = by GPU), tagged rows ("pid/gpu"), and the one whose curves are shown."""
+
+    sort: str = ""
+    tagged: frozenset[str] = frozenset()
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BoardPick:
     """What of the board is shown: words, a status ("open" = not ended) and a priority that tasks must have; "" = all."""
 
@@ -58,6 +67,7 @@ class View:
     bench: BenchPick = field(default_factory=BenchPick)
     trial_key: str = ""  # the trial of the tuning run that the user looks at
     board: BoardPick = field(default_factory=BoardPick)
+    process: ProcessPick = field(default_factory=ProcessPick)
 
     @property
     def server(self) -> ServerView | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from k2tui.core.gpu import GpuProcess, GpuSample, GpuView, JobProcess, find_orphans, parse_rank, with_jobs
-from k2tui.errors import K2Error
+from k2tui.errors import K2Error, UsageError
 from k2tui.sources.nvml import NvmlSampler, short_name
 from k2tui.sources.procs import ProcessTable, birth_time_s, describe_process, end_processes
 
@@ -259,3 +259,22 @@ def test_memory_that_the_driver_does_not_tell_is_none(fake):
     (process,) = sampler.take().processes
     sampler.stop()
     assert process.kind == "C+G" and process.memory_used_b == 1 << 20 and process.pid == os.getpid()
+
+
+def test_one_signal_alone_is_the_users_choice():
+    ignores = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", ignores], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        target = [(child.pid, birth_time_s(child.pid) or 0.0)]
+        with pytest.raises(UsageError, match="no way to end"):
+            end_processes(target, how="HUP")
+        assert end_processes(target, how="TERM", grace_s=0.3)[0].outcome == "still there"
+        assert child.poll() is None
+        assert end_processes(target, how="KILL")[0].outcome == "killed"
+        assert child.wait(10) == -9
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()

@@ -388,8 +388,8 @@ class FakeBackend:
         self._do("move_task", task_id, other_id)
         self.moves.append((task_id, other_id))
 
-    def end_processes(self, targets: Sequence[tuple[int, float]]) -> str:
-        self._do("end_processes", tuple(targets))
+    def end_processes(self, targets: Sequence[tuple[int, float]], how: str = "end") -> str:
+        self._do("end_processes", tuple(targets), how)
         return "; ".join(f"pid {pid}: ended" for pid, _born in targets)
 
     def describe_process(self, pid: int, started_s: float) -> Sequence[str]:
@@ -406,6 +406,19 @@ class FakeBackend:
             at = start_s + (step + 0.5) * builder.step_s
             builder.add(at, 0, (step % 101, 10, 1024, 400, 60, 1980, 0), "GPU-0", "NVIDIA H200")
         return builder.build()
+
+    def label_run(self, run_id: str, label: str | None, tag: str | None) -> None:
+        self._do("label_run", run_id, label, tag)
+
+    def set_baseline(self, run_id: str, on: bool) -> Sequence[str]:
+        self._do("set_baseline", run_id, on)
+        return [run_id]
+
+    def delete_run(self, run_id: str) -> None:
+        self._do("delete_run", run_id)
+
+    def run_requests(self, run_id: str, width: int, ascii_only: bool) -> Sequence[str]:
+        return [f"requests of {run_id}"]
 
     def report(self, server_key: str) -> str:
         return f"k2tui report on {server_key}\nversion 0.5.12\nargv python -m sglang.launch_server --api-key ***"

@@ -134,7 +134,8 @@ def charts(gpu: GpuSample, view: View, width: int, height: int) -> list[Line]:
     ):
         series = view.history.get(f"gpu.{gpu.index}.{name}", step_s)
         if series and max(series) > 0:
-            live.append((label, _rate(now), series))
+            span = gpu.rates_span_s or 0.0
+            live.append((label, _rate(now) + (f" {span:.0f}s" if span >= 5 else ""), series))  # a mean over so many seconds
     wanted = len(table) + len(live)
     heights = [min(6, max(1, height // wanted + (number < height % wanted))) for number in range(wanted)]
     cells = max(0, width - LABEL)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from k2tui.core.gpu import GpuProcess
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Column, Picture, Row, Seg, table, text_line
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
+SORTS = ("gpu", "memory", "sm", "ram", "cpu", "age", "pid", "user")
 COLUMNS = (
+    Column("", 1, keep=9),
     Column("gpu", 3, keep=8, align=">"),
     Column("pid", 8, keep=9, align=">"),
     Column("user", 9, keep=4),
@@ -23,6 +27,27 @@ COLUMNS = (
 )
 
 
+def ordered(processes: Iterable[GpuProcess], sort: str) -> list[GpuProcess]:
+    """Orphans first, then by the figure (largest first; what is unknown comes last), then GPU by GPU."""
+    figures: dict[str, Callable[[GpuProcess], float]] = {
+        "memory": lambda p: p.memory_used_b or 0,
+        "sm": lambda p: p.sm_utilization or 0,
+        "ram": lambda p: p.host_rss_b or 0,
+        "cpu": lambda p: p.host_cpu_percent or 0.0,
+        "age": lambda p: -(p.started_s or 1e12),
+        "pid": lambda p: -p.pid,
+    }
+    figure = figures.get(sort, lambda p: 0.0)
+    return sorted(
+        processes,
+        key=lambda p: (not p.is_orphan, p.user if sort == "user" else "", -figure(p), p.gpu_index, -(p.memory_used_b or 0)),
+    )
+
+
+def key_of(process: GpuProcess) -> str:
+    return f"{process.pid}/{process.gpu_index}"
+
+
 def draw(view: View, width: int, height: int) -> Picture:
     gpu = view.snap.gpu
     found = [p for p in gpu.processes if view.gpu_index in (-1, p.gpu_index)] if gpu is not None else []
@@ -31,11 +56,12 @@ def draw(view: View, width: int, height: int) -> Picture:
         text = "No process holds GPU memory." if gpu is not None and gpu.gpus else "No GPU, so no GPU process."
         return Picture((*notes, *(() if notes else (Row("", text_line(text, "dim")),))))
     rows = []
-    for p in sorted(found, key=lambda p: (not p.is_orphan, p.gpu_index, -(p.memory_used_b or 0))):
+    for p in ordered(found, view.process.sort):
         rows.append(
             (
-                f"{p.pid}/{p.gpu_index}",
+                key_of(p),
                 (
+                    Seg(view.glyphs.ok, "accent bold") if key_of(p) in view.process.tagged else "",
                     str(p.gpu_index),
                     Seg(str(p.pid), "bold"),
                     p.user,
@@ -52,8 +78,17 @@ def draw(view: View, width: int, height: int) -> Picture:
         )
     header, lines = table(COLUMNS, rows, width, view.glyphs)
     orphans = sum(1 for p in found if p.is_orphan)
-    note = (Seg(f"{orphans} orphaned", "warn"),) if orphans else (Seg(str(len(found)), "dim"),)
-    return Picture((*lines, *notes), header, note)
+    note: list[Seg] = []
+    tagged = sum(1 for p in found if key_of(p) in view.process.tagged)
+    if tagged:
+        note.append(Seg(f"{tagged} tagged  ", "accent"))
+    asked = [g.usage_taken_s for g in gpu.gpus if g.usage_taken_s is not None and view.gpu_index in (-1, g.index)]
+    if asked and view.now_s - min(asked) > 5:
+        note.append(Seg(f"sm up to {fmt.age(view.now_s - min(asked))} old  ", "dim"))
+    if view.process.sort:
+        note.append(Seg(f"by {view.process.sort}  ", "dim"))
+    note.append(Seg(f"{orphans} orphaned", "warn") if orphans else Seg(str(len(found)), "dim"))
+    return Picture((*lines, *notes), header, tuple(note))
 
 
 def _command(process: GpuProcess) -> Seg:
@@ -64,4 +99,19 @@ def _command(process: GpuProcess) -> Seg:
     return Seg(process.name, "" if process.is_own else "dim")
 
 
-PANEL = Panel("processes", "GPU processes", draw, needs=("gpu",), order=25, selectable=True, enter="open_process", keys=(("K", "end_process", "end it"),), help="Processes that hold GPU memory, as NVML tells them.")
+PANEL = Panel(
+    "processes",
+    "GPU processes",
+    draw,
+    needs=("gpu",),
+    order=25,
+    selectable=True,
+    enter="open_process",
+    keys=(
+        ("space", "tag_process", "tag"),
+        ("o", "process_sort", "sort"),
+        ("c", "process_curves", "curves"),
+        ("K", "end_process", "end"),
+    ),
+    help="Processes that hold GPU memory, as NVML tells them. What is tagged is ended together, by the signal that you choose.",
+)
