@@ -379,17 +379,21 @@ async def test_ending_a_process_is_asked_and_names_pid_and_birth(world):
         await pilot.press("escape")
         await until(pilot, lambda: "Process 41001" not in text_of(app))
         await pilot.press("K")
+        await until(pilot, lambda: "End pid 41001: how?" in text_of(app))
+        await pilot.press("enter")
         await until(pilot, lambda: "End this process?" in text_of(app))
         assert "the server will fail" in text_of(app) and "41001" in text_of(app)
         await pilot.press("n")
         await until(pilot, lambda: "End this process?" not in text_of(app))
         assert not [o for o in backend.orders if o[0] == "end_processes"]
         await pilot.press("K")
+        await until(pilot, lambda: "End pid 41001: how?" in text_of(app))
+        await pilot.press("enter")
         await until(pilot, lambda: "End this process?" in text_of(app))
         await pilot.press("y")
         await until(pilot, lambda: any(o[0] == "end_processes" for o in backend.orders))
         process = next(p for p in backend.snapshot().gpu.processes if p.pid == 41001)
-        assert ("end_processes", ((41001, process.started_s),)) in backend.orders
+        assert ("end_processes", ((41001, process.started_s),), "end") in backend.orders
 
 
 async def test_curves_of_the_selected_job(world):
