@@ -6,6 +6,7 @@ python tests/benchmarks/parse_speed.py
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -16,33 +17,47 @@ from wrap import STYLES
 from k2tui.engines._reading import load_tracker
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
+NOW = 1_796_000_000.0
 READY = (FIXTURES / "sglang/0.5.23/llama-ready.log").read_bytes()
+VLLM = (FIXTURES / "vllm/0.32.0/ready.log").read_bytes()
 DECODE = (
     b"[2026-11-29 18:10:00 TP0] Decode batch, #running-req: 31, #token: 212000, token usage: 0.31, accept len: 2.71, accept rate: 0.53, "
     b"cuda graph: True, gen throughput (token/s): 1312.12, #queue-req: 0\n"
 )
 ACCESS = b'[2026-11-29 18:10:00] INFO:     10.0.0.7:41234 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+BAR = b"\rTraining Epoch 0:   1%%|          | %d/2500 [00:31<1:05:11,  1.58s/it, loss=3.41, acc=0.21]"
 
 
 def main() -> int:
-    serving = READY + (DECODE * 6 + ACCESS * 2) * 20_000
+    some = READY + (DECODE * 6 + ACCESS * 2) * 800
     samples = {
-        "serving, SGLang": serving,
-        "serving, docker stamps": STYLES["docker"](READY + (DECODE * 6 + ACCESS * 2) * 800),
-        "start, SGLang 0.5.23": READY * 8,
-        "start, 8 ranks": (FIXTURES / "sglang/0.5.23/tp8-72shards.log").read_bytes() * 8,
-        "start, vLLM": (FIXTURES / "vllm/0.32.0/ready.log").read_bytes() * 20,
+        "serving, SGLang": READY + (DECODE * 6 + ACCESS * 2) * 40_000,
+        "serving, docker stamps": STYLES["docker"](some) + STYLES["docker"]((DECODE * 6 + ACCESS * 2) * 8000),
+        "serving, CRLF": (READY + (DECODE * 6 + ACCESS * 2) * 20_000).replace(b"\n", b"\r\n"),
+        "serving, vLLM": VLLM
+        + b"(APIServer pid=7) "
+        + (ACCESS[22:] + b"(APIServer pid=7) ") * 100_000
+        + b"\n",
+        "start, SGLang 0.5.23": READY * 40,
+        "start, 8 ranks": (FIXTURES / "sglang/0.5.23/tp8-72shards.log").read_bytes() * 40,
+        "start, vLLM": VLLM * 80,
+        "trainer's bars": b"".join(BAR % n for n in range(20_000)) + b"\n",
+        "binary": random.Random(1).randbytes(8 << 20),
+        "one line without end": b"abcdefgh " * (2 << 20),
     }
     print(f"load of this machine {os.getloadavg()[0]:.1f}")
     print(f"{'log':28}{'MB':>8}{'MB/CPU-s':>10}{'lines/CPU-s':>14}")
     for name, data in samples.items():
         tracker = load_tracker()
+        tracker.feed(READY, NOW)  # the tables are made at their first use
+        tracker = load_tracker()
         begin = time.process_time()
         for at in range(0, len(data), 1 << 20):
-            tracker.feed(data[at : at + (1 << 20)], 1_796_000_000.0)
-        tracker.view(1_796_000_000.0)
+            tracker.feed(data[at : at + (1 << 20)], NOW)
+        tracker.view(NOW)
         took = time.process_time() - begin
-        print(f"{name:28}{len(data) / 1e6:8.1f}{len(data) / 1e6 / took:10.1f}{data.count(10) / took:14,.0f}")
+        lines = data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+        print(f"{name:28}{len(data) / 1e6:8.1f}{len(data) / 1e6 / took:10.1f}{lines / took:14,.0f}")
     return 0
 
 

@@ -33,9 +33,21 @@ def start(args: argparse.Namespace, model: Path, log: Path) -> subprocess.Popen[
         **os.environ, "PYTHONPATH": str(args.kit / "stubs"), "STUB_ROOTS": "torchvision,soundfile,triton", "PYTHONDONTWRITEBYTECODE": "1",
         "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
     }  # fmt: skip
-    argv = [str(args.venv / "bin/python"), "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1", "--port", str(args.port)]
+    argv = [
+        str(args.venv / "bin/python"),
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(args.port),
+    ]
     with log.open("wb") as out:
-        return subprocess.Popen([*argv, *FLAGS], stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+        return subprocess.Popen(
+            [*argv, *FLAGS], stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
 
 
 def wait(what: str, done: Callable[[], bool], limit_s: float = 420.0) -> None:
@@ -74,7 +86,11 @@ def end(server: subprocess.Popen[bytes]) -> None:
 def diagnose(log: Path, context: dict[str, object]) -> dict[str, object]:
     facts = log.with_suffix(".json")
     facts.write_text(json.dumps(context))
-    run = subprocess.run([sys.executable, "-m", "k2tui", "diagnose", "--json", "--context", str(facts), str(log)], capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-m", "k2tui", "diagnose", "--json", "--context", str(facts), str(log)],
+        capture_output=True,
+        text=True,
+    )
     return json.loads(run.stdout)
 
 
@@ -91,7 +107,10 @@ def good(args: argparse.Namespace, model: Path, log: Path) -> dict[str, object]:
 def killed(args: argparse.Namespace, model: Path, log: Path) -> dict[str, object]:
     server = start(args, model, log)
     try:
-        wait("the load's beginning", lambda: b"Load weight begin" in log.read_bytes() or server.poll() is not None)
+        wait(
+            "the load's beginning",
+            lambda: b"Load weight begin" in log.read_bytes() or server.poll() is not None,
+        )
         for child in psutil.Process(server.pid).children(recursive=True):
             if "scheduler" in " ".join(child.cmdline()):
                 child.kill()
@@ -102,7 +121,9 @@ def killed(args: argparse.Namespace, model: Path, log: Path) -> dict[str, object
 
 
 def taken(args: argparse.Namespace, model: Path, log: Path) -> dict[str, object]:
-    with ThreadingHTTPServer(("127.0.0.1", args.port), SimpleHTTPRequestHandler) as other:  # somebody else's server
+    with ThreadingHTTPServer(
+        ("127.0.0.1", args.port), SimpleHTTPRequestHandler
+    ) as other:  # somebody else's server
         threading.Thread(target=other.serve_forever, daemon=True).start()
         server = start(args, model, log)
         try:
@@ -125,7 +146,9 @@ STARTS: tuple[tuple[str, Callable[..., dict[str, object]], str, str], ...] = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--venv", type=Path, required=True)
     parser.add_argument("--kit", type=Path, required=True)
     parser.add_argument("--port", type=int, default=31090)
@@ -134,7 +157,11 @@ def main() -> int:
     folder = args.keep or Path(tempfile.mkdtemp(prefix="k2tui-starts-"))
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model"
-    subprocess.run([str(args.venv / "bin/python"), str(args.kit / "tiny_models.py"), "llama", str(model), "16", "40KB"], check=True, capture_output=True)
+    subprocess.run(
+        [str(args.venv / "bin/python"), str(args.kit / "tiny_models.py"), "llama", str(model), "16", "40KB"],
+        check=True,
+        capture_output=True,
+    )
     total = len(list(model.glob("*.safetensors")))
     wrong = 0
     print(f"{'start':18}{'state':8}{'cause':16}{'shards':>8}  line  proof")
@@ -142,10 +169,15 @@ def main() -> int:
         log = folder / f"{name.replace(' ', '-')}.log"
         got = run(args, model, log)
         shards = got["shards"] if isinstance(got["shards"], dict) else {}
-        is_right = (got["state"], got["root_cause"]) == (state, cause) and (name != "good" or shards.get("done") == total)
+        is_right = (got["state"], got["root_cause"]) == (state, cause) and (
+            name != "good" or shards.get("done") == total
+        )
         wrong += not is_right
         count = f"{shards.get('done')}/{shards['total']}" if shards.get("total") else "-"
-        print(f"{name:18}{got['state']:8}{got['root_cause']:16}{count:>8}  {got['proof_line_no']!s:5} {str(got['proof_line'])[:90]}" + ("" if is_right else "   WRONG"))
+        print(
+            f"{name:18}{got['state']:8}{got['root_cause']:16}{count:>8}  {got['proof_line_no']!s:5} {str(got['proof_line'])[:90]}"
+            + ("" if is_right else "   WRONG")
+        )
     print(f"{len(STARTS) - wrong} of {len(STARTS)} read right; load of this machine {os.getloadavg()[0]:.1f}")
     return 1 if wrong else 0
 

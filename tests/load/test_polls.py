@@ -45,7 +45,9 @@ class Pane(App[None]):
 async def test_polls_fold_at_the_end_and_come_back(tmp_path):
     path = tmp_path / "server.log"
     poll = POLL % ("/v1/loads", "200 OK")
-    path.write_text("".join(f"[2026-11-29 18:10:00 TP0] Decode batch, #{n}\n" + f"{poll}\n" * 5 for n in range(60)))
+    path.write_text(
+        "".join(f"[2026-11-29 18:10:00 TP0] Decode batch, #{n}\n" + f"{poll}\n" * 5 for n in range(60))
+    )
     app = Pane(path)
     async with app.run_test(size=(120, 20)) as pilot:
         view = app.query_one(LogView)

@@ -34,7 +34,12 @@ END = "Load weight end. elapsed=64.1 s, type=LlamaForCausalLM, avail mem=66.31 G
 def test_each_rank_ends_by_itself():
     begin = [sg(f"TP{r}", "Load weight begin. avail mem=138.34 GB") for r in range(4)]
     view = read(*begin, sg("TP2", END, 30), sg("TP0", END, 31))
-    assert [(r.rank, r.is_loaded) for r in view.rank_loads] == [("TP0", True), ("TP1", False), ("TP2", True), ("TP3", False)]
+    assert [(r.rank, r.is_loaded) for r in view.rank_loads] == [
+        ("TP0", True),
+        ("TP1", False),
+        ("TP2", True),
+        ("TP3", False),
+    ]
     assert view.phase is Phase.WEIGHT_LOAD  # not over before the last rank's end
 
 
@@ -60,7 +65,9 @@ def test_bars_that_name_their_rank_are_counted_for_it_and_nodes_are_told():
 def test_recorded_start_of_eight_ranks():
     tracker = load_tracker()
     tracker.feed((FIXTURES / "sglang/0.5.23/tp8-72shards.log").read_bytes(), NOW)
-    assert [(r.rank, r.is_loaded) for r in tracker.view(NOW).rank_loads] == [(f"TP{n}", True) for n in range(8)]
+    assert [(r.rank, r.is_loaded) for r in tracker.view(NOW).rank_loads] == [
+        (f"TP{n}", True) for n in range(8)
+    ]
 
 
 def test_one_rank_needs_no_list():
@@ -72,7 +79,10 @@ def text(line: Any) -> str:
 
 
 def test_ranks_on_the_screen_fit_and_name_the_late_ones():
-    loads = tuple(RankLoad(f"TP{n}", f"node{n // 4}", ShardCount(4 * n, 64) if n % 2 else None, is_loaded=n < 5) for n in range(8))
+    loads = tuple(
+        RankLoad(f"TP{n}", f"node{n // 4}", ShardCount(4 * n, 64) if n % 2 else None, is_loaded=n < 5)
+        for n in range(8)
+    )
     view = cast("Any", SimpleNamespace(glyphs=UNICODE))
     whole = text(ranks_line(LoadView(rank_loads=loads), view, 120))
     assert whole == "ranks  5/8 in  node0 4/4  node1 1/4  TP6 -  TP5 20/64  TP7 28/64"
@@ -89,7 +99,8 @@ def test_past_etas_are_judged_by_starts_like_this_one():
     records = [good, replace(good, id="b", model="/other", predictions={"50%": (500.0, 50.0)})]
     tracker = load_tracker(eta=LearnedEta(records))
     tracker.feed(
-        b"[2026-11-29 18:06:00] server_args=ServerArgs(model_path='/m', tp_size=1)\n[2026-11-29 18:06:10] Load weight begin. avail mem=1.00 GB\n", NOW
+        b"[2026-11-29 18:06:00] server_args=ServerArgs(model_path='/m', tp_size=1)\n[2026-11-29 18:06:10] Load weight begin. avail mem=1.00 GB\n",
+        NOW,
     )
     view = tracker.view(NOW)
     assert view.eta_accuracy == (EtaAccuracy("start", 1, 10.0, 0.1), EtaAccuracy("50%", 1, 5.0, 0.1))

@@ -165,7 +165,9 @@ _HEADS = {
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(sorted(_HEADS)),
-    st.sampled_from([b"", b"2026-11-29T18:10:00.123456789Z ", b"2026-11-29T18:10:00.1Z stdout F ", b"llm  | "]),
+    st.sampled_from(
+        [b"", b"2026-11-29T18:10:00.123456789Z ", b"2026-11-29T18:10:00.1Z stdout F ", b"llm  | "]
+    ),
     st.lists(
         st.one_of(
             st.tuples(st.integers(0, 99), st.integers(1, 3)),
@@ -182,7 +184,19 @@ def test_runs_passed_over_in_bulk_say_what_line_by_line_says(head, prefix, runs,
     one = load_tracker()
     one.feed_lines(read_lines(data, 2026), NOW)
     slow, (fast, _, history) = one.view(NOW), view_of(data, cuts)
-    for name in ("state", "phase", "target", "decode", "root_cause", "proof_line", "proof_line_no", "verdict", "ready_s", "engine", "model"):
+    for name in (
+        "state",
+        "phase",
+        "target",
+        "decode",
+        "root_cause",
+        "proof_line",
+        "proof_line_no",
+        "verdict",
+        "ready_s",
+        "engine",
+        "model",
+    ):
         assert getattr(fast, name) == getattr(slow, name), name
     assert [(h.state, h.phase, h.model, h.first_line_no) for h in history] == [
         (h.state, h.phase, h.model, h.first_line_no) for h in one.history

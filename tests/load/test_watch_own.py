@@ -31,13 +31,20 @@ def until(done, seconds: float = 60.0) -> None:
 @pytest.fixture
 def job() -> Iterator[Job]:
     """A server job that lives and has logged its first line."""
-    spec = JobSpec(id="", stage="serve", title="own", argv=(sys.executable, "-S", "-c", CODE), cwd="/", grace_s=1.0)
+    spec = JobSpec(
+        id="", stage="serve", title="own", argv=(sys.executable, "-S", "-c", CODE), cwd="/", grace_s=1.0
+    )
     key = folder.submit(replace(spec, kind="server", params={"url": URL}))
 
     def now() -> Job:
         return next(j for j in folder.list_jobs() if j.spec.id == key)
 
-    until(lambda: now().state is JobState.RUNNING and b"Load weight" in (folder.folder_of(key) / "output.log").read_bytes())
+    until(
+        lambda: (
+            now().state is JobState.RUNNING
+            and b"Load weight" in (folder.folder_of(key) / "output.log").read_bytes()
+        )
+    )
     yield now()
     folder.stop(key)
     until(lambda: now().state.is_final)
