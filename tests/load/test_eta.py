@@ -182,3 +182,20 @@ def test_time_at_interpolates():
     curve = [(0.0, 1.0), (0.5, 11.0), (1.0, 31.0)]
     assert time_at(curve, 0.25) == 6 and time_at(curve, 0.75) == 21 and time_at(curve, 1.0) == 31
     assert time_at([], 0.5) is None
+
+
+def test_the_error_is_at_most_half_of_tqdms():
+    ours: list[float] = []
+    theirs: list[float] = []
+    for name, (shards, before) in bench.SCENES.items():
+        for seed in range(2):
+            chance = random.Random(f"{name} {seed}")
+            history = [
+                bench.record_of(bench.start_log(kind(chance), chance, bench.T0 - 86400 * (9 - n))[0])
+                for n, kind in enumerate(before)
+            ]
+            got = bench.play(*bench.start_log(shards(chance), chance), history)
+            ours += [got[mark][0] for mark in (10, 50, 90)]
+            theirs += [got[mark][1] for mark in (10, 50, 90)]
+    assert len(ours) == 2 * 3 * len(bench.SCENES)
+    assert sum(ours) <= 0.5 * sum(theirs)
