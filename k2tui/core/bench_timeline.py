@@ -80,6 +80,15 @@ def histogram(
     return [title, *(f"  {line}" for line in grid(["ms", "n", ""], body, [True, True, False]))]
 
 
+def request_lines(records: Sequence[RequestRecord], width: int, *, ascii_only: bool = False) -> list[str]:
+    """The timeline, then the distributions, lines of at most `width` cells."""
+    return [
+        *timeline(records, width, ascii_only=ascii_only),
+        "",
+        *distributions(records, width, ascii_only=ascii_only),
+    ]
+
+
 def distributions(
     records: Sequence[RequestRecord], width: int = 100, *, ascii_only: bool = False
 ) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from k2tui.core.bench import BenchRow
 from k2tui.core.bench_compare import Delta
+from k2tui.core.bench_groups import baseline_of
 from k2tui.core.bench_table import num
 from k2tui.core.stats import Verdict
 from k2tui.tui import format as fmt
-from k2tui.tui.lines import Glyphs, Line, Seg
+from k2tui.tui.lines import Glyphs, Row, Seg, wrap
 from k2tui.tui.view import View
 
 NONE = "-"
@@ -72,12 +75,18 @@ def load(row: BenchRow) -> str:
     return str(row.concurrency) if row.concurrency is not None else NONE
 
 
-def trust(row: BenchRow, g: Glyphs) -> Line:
-    """One line: who counted, whose clock, how late, how busy; what is wrong comes first."""
+def trust(row: BenchRow, g: Glyphs, width: int, most: int = 3) -> tuple[Row, ...]:
+    """Who counted, whose clock, how late, how busy; what is wrong comes instead of it. At most `most` lines, never cut
+    while there is room for another."""
+    role = "warn" if row.flags else "dim"
+    return tuple(Row("", (Seg(text, role),)) for text in wrap(_trust_words(row, g), width, most, g.ellipsis))
+
+
+def _trust_words(row: BenchRow, g: Glyphs) -> str:
     if row.flags:
-        return (Seg(f"{g.warn} not valid: ", "warn bold"), Seg("; ".join(row.flags), "warn"))
+        return f"{g.warn} not valid: {'; '.join(row.flags)}"
     if row.imported_from:
-        return (Seg("imported from ", "dim"), Seg(row.imported_from))
+        return f"imported from {row.imported_from}"
     parts = [f"count={row.count or NONE}", f"stamps={row.stamps or NONE}"]
     if row.lag_p99_ms is not None:
         parts.append(f"lag p99 {num(row.lag_p99_ms)} ms")
@@ -91,13 +100,19 @@ def trust(row: BenchRow, g: Glyphs) -> Line:
         parts.append(f"short {row.short_outputs}")
     if row.host_steal is not None:
         parts.append(f"steal {100 * row.host_steal:.1f}%")
-    return (Seg(f" {g.dot} ".join(parts), "dim"),)
+    return f" {g.dot} ".join(parts)
 
 
 def picked(view: View) -> BenchRow | None:
     """The selected run, else the newest."""
     rows = view.snap.bench
     return next((r for r in rows if r.run_id == view.bench.run_id), rows[0] if rows else None)
+
+
+def base_of(view: View, row: BenchRow, mine: Sequence[BenchRow]) -> list[BenchRow]:
+    """What `row` is measured against, without the runs of its own sweep."""
+    own = {r.run_id for r in mine}
+    return [r for r in baseline_of(view.snap.bench, row, view.bench.base_id) if r.run_id not in own]
 
 
 def clock(row: BenchRow) -> str:

@@ -245,9 +245,9 @@ def _show(args: argparse.Namespace) -> int:
     else:
         print(detail(row, metrics, facts, _width()))
         if args.requests:
-            from k2tui.core.bench_timeline import distributions, timeline
+            from k2tui.core.bench_timeline import request_lines
 
-            print("\n" + "\n".join([*distributions(records, _width()), "", *timeline(records, _width())]))
+            print("\n" + "\n".join(request_lines(records, _width())))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from test_app import shows, until
 
 from k2tui.core.bench import BenchRow
 from k2tui.core.snapshot import Snapshot
+from k2tui.errors import K2Error
 from k2tui.tui import panels
 from k2tui.tui.lines import ASCII, UNICODE
 from k2tui.tui.view import BenchPick, View
@@ -84,3 +86,75 @@ async def test_screen_walks_through_its_views(make_app: Any, size: tuple[int, in
         await pilot.press("down", "B")
         await shows(pilot, "●")
         assert pilot.app.screen._pick.base_id
+
+
+def test_trust_is_wrapped_and_not_cut_at_80_columns() -> None:
+    row = replace(
+        rows()[0],
+        lag_p99_ms=0.41,
+        client_cpu=0.12,
+        coalesced=0.001,
+        achieved=1.0,
+        short_outputs=2,
+        host_steal=0.01,
+    )
+    for name in ("bench", "benchsweep", "benchrun"):
+        picture = panels.get(name).draw(
+            View(Snapshot(0.0, bench=(row,)), 1e9, bench=BenchPick(row.run_id)), 78, 20
+        )
+        text = " ".join("".join(s.text for s in r.line) for r in picture.rows)
+        for word in (
+            "count=server",
+            "stamps=kernel",
+            "lag p99",
+            "client CPU 12%",
+            "achieved 100%",
+            "short 2",
+            "steal 1.0%",
+        ):
+            assert word in text, (name, word)
+        assert all(sum(len(s.text) for s in r.line) <= 78 for r in picture.rows)
+
+
+async def typed(pilot: Any, text: str) -> None:
+    for char in text:
+        await pilot.press({" ": "space", "#": "number_sign"}.get(char, char))
+
+
+async def test_runs_are_labelled_kept_and_removed_from_the_screen(make_app: Any) -> None:
+    app = make_app("serving")
+    backend = app.backend
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5")
+        await shows(pilot, "Benchmarks", "out tok/s")
+        first = app.screen.selected_key("bench")
+        row = next(r for r in app.snap.bench if r.run_id == first)
+        await pilot.press("e")
+        await shows(pilot, "label (#word: tag)")
+        await pilot.press("ctrl+u")
+        await typed(pilot, "night #july")
+        await pilot.press("enter")
+        await until(pilot, lambda: ("label_run", first, "night", "july") in backend.orders)
+        await pilot.press("M")
+        await until(pilot, lambda: ("set_baseline", first, not row.is_baseline) in backend.orders)
+        await pilot.press("D")
+        await shows(pilot, "Remove this run?", "There is no way back")
+        await pilot.press("n")
+        await until(pilot, lambda: "Remove this run?" not in text_of(app))
+        assert not [o for o in backend.orders if o[0] == "delete_run"]
+        await pilot.press("D")
+        await shows(pilot, "Remove this run?")
+        await pilot.press("y")
+        await until(pilot, lambda: ("delete_run", first) in backend.orders)
+        await pilot.press("enter")
+        await shows(pilot, f"requests of {first}")
+
+
+async def test_a_refused_baseline_says_why(make_app: Any) -> None:
+    app = make_app("serving")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5")
+        await shows(pilot, "Benchmarks", "out tok/s")
+        app.backend.broken = K2Error("run x cannot be a baseline: 3 errors", "measure again")
+        await pilot.press("M")
+        await until(pilot, lambda: any("cannot be a baseline" in m[2] for m in app.messages))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from k2tui.core.bench import BenchRow
 from k2tui.core.bench_groups import ordered
 from k2tui.tui import benchtext as bt
-from k2tui.tui.lines import Cell, Column, Picture, Row, Seg, fit_line, table
+from k2tui.tui.lines import Cell, Column, Picture, Row, Seg, table
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
@@ -65,8 +65,9 @@ def draw(view: View, width: int, height: int) -> Picture:
     if view.bench.sort and view.bench.sort != "newest":
         words += f", by {view.bench.sort}"
     shown = rows[0] if not view.bench.run_id else (bt.picked(view) or rows[0])
-    if height > len(lines) + 2:
-        lines += (Row("", fit_line(bt.trust(shown, view.glyphs), width)),)
+    trust = bt.trust(shown, view.glyphs, width)
+    if height > len(lines) + len(trust):
+        lines += trust
     return Picture(lines, header, (Seg(f"{words}, ms", "dim"),))
 
 
@@ -77,12 +78,16 @@ PANEL = Panel(
     needs=("bench",),
     order=60,
     selectable=True,
+    enter="screen.bench_open",
     keys=(
         ("o", "screen.bench_sort", "order"),
         ("slash", "screen.bench_filter", "filter"),
         ("B", "screen.bench_base", "compare with"),
         ("v", "screen.bench_view", "view"),
         ("Y", "screen.bench_copy", "copy table"),
+        ("e", "screen.bench_label", "label"),
+        ("M", "screen.bench_keep_base", "baseline"),
+        ("D", "screen.bench_delete", "delete"),
     ),
-    help="Newest runs. Latencies in ms. A circle marks the baseline, a triangle a run that is not valid, an arrow an imported one.",
+    help="Newest runs. Latencies in ms. Enter: every request of the run. A circle marks the baseline, a triangle a run that is not valid, an arrow an imported one.",
 )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from k2tui.core.bench import BenchRow
-from k2tui.core.bench_groups import baseline_of, sweep_of
+from k2tui.core.bench_groups import sweep_of
 from k2tui.core.bench_table import num
 from k2tui.tui import benchtext as bt
 from k2tui.tui.lines import Glyphs, Line, Picture, Row, Seg, fit, fit_line
@@ -72,7 +72,7 @@ def draw(view: View, width: int, height: int) -> Picture:
     if row is None:
         return Picture((Row("", (Seg("The trade-off is drawn here once there are runs.", "dim"),)),))
     mine = sweep_of(view.snap.bench, row)
-    base = [r for r in baseline_of(view.snap.bench, row, view.bench.base_id) if r.run_id not in {x.run_id for x in mine}]
+    base = bt.base_of(view, row, mine)
     points = _points(mine)
     if not points or height < 4 or width < AXIS + 10:
         return Picture((Row("", fit_line((Seg("No run here has both figures.", "dim"),), width)),))

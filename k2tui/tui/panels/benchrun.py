@@ -5,7 +5,7 @@ from __future__ import annotations
 from k2tui.core.bench_table import num
 from k2tui.tui import benchtext as bt
 from k2tui.tui import format as fmt
-from k2tui.tui.lines import Line, Picture, Row, Seg, fit_line, wrap
+from k2tui.tui.lines import Line, Picture, Row, Seg, fit_line
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
@@ -48,9 +48,8 @@ def draw(view: View, width: int, height: int) -> Picture:
     if row.slo:
         good = bt.NONE if row.goodput_fraction is None else f"{100 * row.goodput_fraction:.0f}%"
         lines.append(_pair("goodput", bt.figure(row.goodput), Seg(f" req/s, {good} within {row.slo}", "dim")))
-    lines += [(Seg(text, "warn" if row.flags else "dim"),) for text in wrap("".join(s.text for s in bt.trust(row, g)), width, 3, g.ellipsis)]
     note = (Seg(row.run_id, "faint"),) if width > 70 else ()
-    return Picture(tuple(Row("", fit_line(x, width)) for x in lines), None, note, title=f"Run: {bt.name(row)}")
+    return Picture((*(Row("", fit_line(x, width)) for x in lines), *bt.trust(row, g, width)), None, note, title=f"Run: {bt.name(row)}")
 
 
 PANEL = Panel(

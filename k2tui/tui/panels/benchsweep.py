@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k2tui.core.bench_groups import baseline_of, sweep_of
+from k2tui.core.bench_groups import sweep_of
 from k2tui.core.bench_sweep import SweepPoint, bar, sweep_points
 from k2tui.tui import benchtext as bt
-from k2tui.tui.lines import Cell, Column, Picture, Row, Seg, fit_line, table
+from k2tui.tui.lines import Cell, Column, Picture, Row, Seg, table
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
@@ -32,7 +32,7 @@ def draw(view: View, width: int, height: int) -> Picture:
     if row is None:
         return Picture((Row("", (Seg("A sweep shows here once there are runs.", "dim"),)),))
     rows = sweep_of(view.snap.bench, row)
-    base = [r for r in baseline_of(view.snap.bench, row, view.bench.base_id) if r.run_id not in {x.run_id for x in rows}]
+    base = bt.base_of(view, row, rows)
     points = sweep_points(rows, base)
     best = max((p.output_throughput or 0.0 for p in points), default=0.0)
     g = view.glyphs
@@ -62,8 +62,9 @@ def draw(view: View, width: int, height: int) -> Picture:
         note.append(Seg(f"  vs {bt.name(base[0])}", "accent"))
     if row.slo:
         note.append(Seg(f"  SLO {row.slo}", "dim"))
-    if height > len(lines) + 1:
-        lines += (Row("", fit_line(bt.trust(row, g), width)),)
+    trust = bt.trust(row, g, width)
+    if height > len(lines) + len(trust):
+        lines += trust
     return Picture(lines, header, tuple(note), title=f"Sweep: {bt.name(row)}")
 
 
