@@ -31,10 +31,23 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps({"schema": 1, "default": loaded.default_profile, "profiles": [asdict(p) for p in loaded.profiles.values()]}, ensure_ascii=False, indent=1))
             return 0
+        import sys
+
         from k2tui.plain import table
+        from k2tui.verbs._launch_text import room
 
         rows = [["*" if n == loaded.default_profile else "", n, p.engine, str(p.port), p.model, p.description] for n, p in sorted(loaded.profiles.items())]
-        print(table(["", "profile", "engine", "port", "model", "description"], rows, right=[3]))
+        wide = table(["", "profile", "engine", "port", "model", "description"], rows, right=[3])
+        width = room(sys.stdout)
+        if not width or max(map(len, wide.splitlines())) <= width:
+            print(wide)
+            return 0
+        import textwrap
+
+        for star, name, engine, port, model, description in rows:  # two lines and more each, where a row does not fit
+            print(f"{star or ' '} {name}\n    {engine}, port {port}, {model}")
+            if description:
+                print(textwrap.fill(description, width, initial_indent="    ", subsequent_indent="    "))
         return 0
     value = asdict(loaded)
     if args.json:

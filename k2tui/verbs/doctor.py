@@ -23,12 +23,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"schema": 1, "ok": not bad, "findings": [f.as_json() for f in found]}, ensure_ascii=False, indent=1))
         return 1 if bad else 0
-    from k2tui.plain import mark, paint
+    from k2tui.verbs._launch_text import print_findings
 
-    for f in found:
-        print(f"{paint(mark(f.severity), f.severity)} {f.check:<18} {f.evidence}")
-        if f.todo:
-            print(f"{'':<21}-> {f.todo}")
+    print_findings(found)
     if bad:
         print("A start would fail: see the lines marked as errors.", file=sys.stderr)
     return 1 if bad else 0

@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="another model folder than the profile's")
     parser.add_argument("--draft", help="EAGLE-3 draft folder to serve with")
     parser.add_argument("--arg", action="append", default=[], dest="args", metavar="ARG", help="extra argument for the engine (repeat)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="extra environment for the engine (repeat)")
+    parser.add_argument("--gpus", help='"auto", how many, or which: 0,1 (one: 3,)')
+    parser.add_argument("--node-rank", type=int, help="this machine's rank, where the other nodes are started by hand")
     parser.add_argument("--no-wait", action="store_true", help="return as soon as the job is started")
     parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="give up waiting after S seconds (the server goes on); 0 = never")
     parser.add_argument("--dry-run", action="store_true", help="print the command that would run, and the checks, and start nothing")
@@ -33,6 +36,27 @@ def check_port(port: int | None) -> None:
         raise UsageError(f"--port {port} is no port", "ports go from 1 to 65535")
 
 
+def _gpus(text: str) -> Any:
+    """ "auto", "4" (how many) or "0,1,2" (which) as a profile's `gpus`."""
+    from k2tui.errors import UsageError
+
+    if text == "auto":
+        return text
+    parts = [p for p in text.split(",") if p]
+    if not parts or not all(p.isdigit() for p in parts):
+        raise UsageError(f"--gpus {text!r} is not understood", 'write auto, a number of GPUs, or indices: 0,1 (one GPU: "3,")')
+    return [int(p) for p in parts] if "," in text else int(text)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    from k2tui.errors import UsageError
+
+    name, is_pair, value = text.partition("=")
+    if not is_pair or not name:
+        raise UsageError(f"--env {text!r} is not NAME=VALUE")
+    return name, value
+
+
 def params_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "profile": args.profile or None,
@@ -40,6 +64,9 @@ def params_of(args: argparse.Namespace) -> dict[str, Any]:
         "model": args.model,
         "draft": args.draft,
         "args": list(args.args) or None,
+        "gpus": _gpus(args.gpus) if args.gpus else None,
+        "env": dict(_pair(text) for text in args.env) or None,
+        "node_rank": args.node_rank,
     }
 
 
@@ -105,27 +132,51 @@ def describe(view: Any) -> dict[str, Any]:
     }
 
 
+def _dry_run(args: argparse.Namespace, loaded: Any, params: dict[str, Any]) -> int:
+    """The whole command of every node, and what the checks say; a start that cannot choose its GPUs is a finding, not the end."""
+    from k2tui import doctor, stages
+    from k2tui.core.job_mask import mask_argv, mask_env
+    from k2tui.errors import K2Error
+    from k2tui.orders import settle
+    from k2tui.stages.serve import node_plans, resolve_profile
+    from k2tui.verbs._launch_text import command, print_findings, room
+
+    profile = resolve_profile(loaded, params)
+    findings = list(doctor.check_profile(profile))
+    try:
+        profile, settled = settle(loaded, params)
+        params = dict(settled)
+    except K2Error:
+        pass  # said by the findings
+    plan = stages.get("serve").plan(loaded, params)
+    nodes = [
+        {"host": str((n.params or {})["host"]), "argv": list(mask_argv(n.argv[n.argv.index("--") + 1 :])), "env": dict(mask_env(n.env))}
+        for n in node_plans(profile)
+    ]
+    argv, env = list(mask_argv(plan.argv)), dict(mask_env(plan.env))
+    if args.json:
+        facts = {"schema": 1, "argv": argv, "env": env, "nodes": nodes, "findings": [f.as_json() for f in findings]}
+        print(json.dumps(facts, ensure_ascii=False))
+    else:
+        print(command(argv, env, room(sys.stdout)))
+        for node in nodes:
+            print(f"\n# on {node['host']}\n{command(node['argv'], node['env'], room(sys.stdout))}")
+        print_findings(findings, sys.stderr)
+    return 1 if any(f.severity is doctor.Severity.ERROR for f in findings) else 0
+
+
 def run(args: argparse.Namespace) -> int:
-    from k2tui import config, doctor
+    from k2tui import config
     from k2tui.core.load import State
     from k2tui.jobs import folder
     from k2tui.orders import preview_stage, submit_stage
-    from k2tui.stages.serve import resolve_profile
 
     loaded = config.load(args.config)
     check_port(args.port)
     params = params_of(args)
-    profile = resolve_profile(loaded, params)
-    argv = preview_stage(loaded, "serve", params)
     if args.dry_run:
-        findings = list(doctor.check_profile(profile))
-        if args.json:
-            print(json.dumps({"schema": 1, "argv": argv, "findings": [f.as_json() for f in findings]}, ensure_ascii=False))
-        else:
-            print(shlex.join(argv))
-            for f in findings:
-                print(f"{f.severity}: {f.check}: {f.evidence}" + (f" -> {f.todo}" if f.todo else ""), file=sys.stderr)
-        return 1 if any(f.severity is doctor.Severity.ERROR for f in findings) else 0
+        return _dry_run(args, loaded, params)
+    argv = preview_stage(loaded, "serve", params)
     job_id = submit_stage(loaded, "serve", params)
     if args.no_wait:
         print(json.dumps({"schema": 1, "job": job_id}) if args.json else job_id)
