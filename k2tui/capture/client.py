@@ -113,6 +113,7 @@ class ServerState:
     paused: str = ""
     bytes: int = 0
     write_s: float = 0.0
+    hash_s: float = 0.0
     stall_s: float = 0.0
     threads: int = 1
     pending_b: int = 0
@@ -124,7 +125,8 @@ class ServerState:
 class Speed:
     """One look at the whole. tokens_s: prefilled a second; bytes_s: written a second, all servers.
 
-    limit: "prefill", "copy" or "disk": what the servers wait for.
+    limit: what the servers wait for: "prefill" (nothing holds them up), else "disk" when the writers spend most of their time in
+    writing, "copy" when it goes into getting rows there and into checksums.
     """
 
     done: int
@@ -158,12 +160,13 @@ class Extraction:
     publish_within_s: float = 60.0
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     stop: threading.Event = field(default_factory=threading.Event)
+    ended: Callable[[], str] = str  # not "": no server will come back, for this reason
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._states = {url: ServerState(url) for url in self.servers}
         self._tokens = 0
-        self._tick = (time.monotonic(), 0, 0, 0.0, 0.0)
+        self._tick = (time.monotonic(), 0, 0, 0.0, 0.0, 0.0)
         self._nonce = uuid.uuid4().hex[:6]
         self._error: K2Error | None = None
         self.reasons: dict[int, str] = {}
@@ -283,6 +286,8 @@ class Extraction:
                 self._mark_gone(state, "no capture writer is alive")
             elif not state.alive:
                 state.alive, state.gone_since_s = True, 0.0
+                # what was computed while no writer was there is nowhere
+                self.table.lose(state.url, "the writer was started again")
             run = told["run"]
             state.folder = run["folder"]
             state.cursor = run["cursor"]
@@ -291,6 +296,7 @@ class Extraction:
             facts = [w["runs"][self.run] for w in told["writers"] if self.run in w.get("runs", {})]
             state.bytes = sum(f.get("bytes", 0) for f in facts)
             state.write_s = sum(f.get("write_s", 0.0) for f in facts)
+            state.hash_s = sum(f.get("hash_s", 0.0) for f in facts)
             state.threads = sum(f.get("threads", 1) for f in facts) or 1
             state.pending_b = sum(f.get("pending_bytes", 0) for f in facts)
             state.stall_s = sum(f.get("stall_s", 0.0) for f in facts) + sum(
@@ -333,6 +339,9 @@ class Extraction:
     def _give_up_if_alone(self, now: float) -> None:
         if any(s.alive for s in self._states.values()):
             return
+        for_good = self.ended()
+        if for_good:
+            raise NotReadyError(for_good, "run the same command again: it goes on where it was")
         longest = min(now - s.gone_since_s for s in self._states.values())
         if longest > self.give_up_s:
             told = "; ".join(f"{s.url}: {s.last_error}" for s in self._states.values())
@@ -342,19 +351,22 @@ class Extraction:
             )
 
     def _report(self, now: float) -> None:
-        then, tokens, written, write_s, stall_s = self._tick
+        then, tokens, written, write_s, stall_s, hash_s = self._tick
         span = now - then
         if span < 0.9 and self.table.left:
             return
         states = list(self._states.values())
         now_written = sum(s.bytes for s in states)
         now_write_s, now_stall_s = sum(s.write_s for s in states), sum(s.stall_s for s in states)
-        self._tick = (now, self._tokens, now_written, now_write_s, now_stall_s)
+        now_hash_s = sum(s.hash_s for s in states)
+        self._tick = (now, self._tokens, now_written, now_write_s, now_stall_s, now_hash_s)
         tokens_s = (self._tokens - tokens) / span if span > 0 else 0.0
         threads = sum(s.threads for s in states)
         limit = "prefill"
         if span > 0 and (now_stall_s - stall_s) / span > 0.1 * len(states):
-            limit = "disk" if (now_write_s - write_s) / span > 0.6 * threads else "copy"
+            writing = now_write_s - write_s
+            busy = writing / span > 0.5 * threads
+            limit = "disk" if busy and writing > now_hash_s - hash_s else "copy"
         if now_written < written:
             written = 0  # a server began again
         left = sum(self.lengths[i] for i in (*self.table.waiting, *self.table.leased, *self.table.sent))

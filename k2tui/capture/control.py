@@ -30,6 +30,7 @@ class Control:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.epoch = uuid.uuid4().hex[:12]  # a cursor is only good for the process that gave it
+        self.root_id = root_id(root, make=True)
         self._found: dict[str, list[dict[str, Any]]] = {}
         self._seen: dict[str, set[str]] = {}
 
@@ -42,6 +43,7 @@ class Control:
         disk = os.statvfs(self.root)
         answer: dict[str, Any] = {
             "root": str(self.root),
+            "root_id": self.root_id,
             "epoch": self.epoch,
             "free_b": disk.f_bavail * disk.f_frsize,
             "writers": self.writers(),
@@ -141,6 +143,25 @@ class Control:
             seen.add(path.name)
             found.append({"file": path.name, "size_b": header.size_b, "samples": sorted(header.samples)})
         return found
+
+
+def root_id(root: Path, *, make: bool = False) -> str:
+    """A name that goes with the files: equal when two machines see one capture root, different on disks of their own; "" without."""
+    path = root / CONTROL_DIR / "id"
+    if make:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = path.with_name(f"id.{uuid.uuid4().hex}")
+        own.write_text(own.suffix[1:], encoding="utf-8")
+        try:
+            os.link(own, path)  # whole or not at all, the first one wins
+        except FileExistsError:
+            pass
+        finally:
+            own.unlink()
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def _alive(pid: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from k2tui.capture import ids as layer_ids
 from k2tui.capture.client import Extraction, Speed, begin_run, capture_status
+from k2tui.capture.control import root_id
 from k2tui.capture.lease import LeaseTable
 from k2tui.capture.request import is_run_name
 from k2tui.dataset.rows import RowFile
@@ -24,7 +24,11 @@ LOSS_MASK_RULE = (
 
 
 class Plan(NamedTuple):
-    """What is asked of `extract`. urls: capture servers. out: ROOT/NAME, ROOT being the servers' capture root."""
+    """What is asked of `extract`. urls: capture servers. out: ROOT/NAME, ROOT being the servers' capture root
+    (with several roots on disks of their own only NAME counts).
+
+    ended: "" while a server of one's own lives, else why it does not; then nothing is waited for.
+    """
 
     data: Path
     out: Path
@@ -41,6 +45,7 @@ class Plan(NamedTuple):
     prove: bool = True
     force: bool = False
     dry_run: bool = False
+    ended: Callable[[], str] = str
 
 
 DraftLoader = Callable[[Path, Path], Any]
@@ -72,11 +77,14 @@ def extract(plan: Plan, say: Callable[..., None], draft_loader: DraftLoader | No
             raise K2Error(
                 f"{url}: no capture writer is alive", "see the server's log for lines of k2tui capture"
             )
-        if Path(status["root"]).resolve() != plan.out.parent.resolve():
-            raise UsageError(
-                f"{url} captures below {status['root']}, not below {plan.out.parent}",
-                f"use --out {Path(status['root']) / run}",
-            )
+    # one folder a disk: nodes with disks of their own each keep the samples that they captured
+    parts = {s["root_id"]: Path(s["root"]) / run for s in told}
+    if len(parts) == 1 and Path(told[0]["root"]).resolve() != plan.out.parent.resolve():
+        raise UsageError(
+            f"{plan.urls[0]} captures below {told[0]['root']}, not below {plan.out.parent}",
+            f"use --out {Path(told[0]['root']) / run}",
+        )
+    here = [folder for name, folder in parts.items() if root_id(folder.parent) == name]
     facts = told[0]["writers"][0]["facts"]
     for url, status in zip(plan.urls[1:], told[1:], strict=True):
         other = status["writers"][0]["facts"]
@@ -149,7 +157,7 @@ def extract(plan: Plan, say: Callable[..., None], draft_loader: DraftLoader | No
     had = len(table.done)
     resumed = f"sample {had}" if had else ""
     if had:
-        _check_same_data(Path(begun["folder"]), rows_of, sorted(table.done), say)
+        _check_same_data(here, rows_of)
         say(f"{had} of {count} samples are there already")
     began = time.monotonic()
     peak: dict[str, float] = {"tokens_s": 0.0}
@@ -176,13 +184,17 @@ def extract(plan: Plan, say: Callable[..., None], draft_loader: DraftLoader | No
         plan.concurrency,
         plan.min_free_b,
         on_speed,
-        stop=threading.Event(),
+        ended=plan.ended,
     )
     work.execute()
     took = time.monotonic() - began
     report_progress(len(table.done), count, "samples", "done", 0.0, resumed=resumed, force=True)
     tokens = sum(lengths[i] for i in table.done)
-    problems = _check_folder(Path(begun["folder"]), rows_of, count, say) if len(table.done) >= count else []
+    problems: list[str] = []
+    if len(table.done) >= count and len(here) == len(parts):
+        problems = _check_folders(here, rows_of, count, say)
+    elif len(here) < len(parts):
+        say("not every folder lies on this machine: run `k2tui states check` where they are joined")
     result = {
         "complete": len(table.done) >= count and not table.failed and not problems,
         "problems": problems[:50],
@@ -195,6 +207,7 @@ def extract(plan: Plan, say: Callable[..., None], draft_loader: DraftLoader | No
         "limited_by": max(limits, key=lambda k: limits[k]) if limits else "",
         "boundaries": list(boundaries),
         "folder": begun["folder"],
+        "parts": [str(p) for p in parts.values()],
         "failed": {str(i): r for i, r in sorted(table.failed.items())[:50]},
         "proofs": proofs,
     }
@@ -202,7 +215,12 @@ def extract(plan: Plan, say: Callable[..., None], draft_loader: DraftLoader | No
     if table.failed:
         worst = next(iter(sorted(table.failed.items())))
         say(f"{len(table.failed)} samples failed; the first: {worst[0]}: {worst[1]}")
-    say(f"{len(table.done)} of {count} samples, {tokens:,} tokens in {begun['folder']} ({took:.1f} s)")
+    where = ", ".join(map(str, parts.values()))
+    say(f"{len(table.done)} of {count} samples, {tokens:,} tokens in {where} ({took:.1f} s)")
+    if len(parts) > 1:
+        say(
+            f"{len(parts)} parts on disks of their own: bring them to one machine, then k2tui states merge OUT PART PART ..."
+        )
     return result
 
 
@@ -262,8 +280,9 @@ def _check_disk(
     plan: Plan, manifest: Manifest, lengths: list[int], heads: list[Any], told: list[Any], say: Any
 ) -> None:
     need = _need(plan, manifest, lengths, heads)
-    there = sum(p.stat().st_size for p in plan.out.glob("states-*.safetensors")) if plan.out.is_dir() else 0
-    free = sum({s["root"]: s["free_b"] for s in told}.values())
+    folders = {Path(s["root"]) / plan.out.name for s in told}
+    there = sum(p.stat().st_size for f in folders for p in f.glob("states-*.safetensors"))
+    free = sum({s["root_id"]: s["free_b"] for s in told}.values())
     per_token = need / max(1, sum(lengths))
     say(
         f"{len(lengths)} samples, {sum(lengths):,} tokens, {per_token:,.0f} B a token: {_size(need)} of disk"
@@ -334,7 +353,9 @@ def _prove(
     begin_run([url], run, replace(base, boundaries=boundaries, dtype="bf16", last_rows="all").to_json())
     try:
         table = LeaseTable.of(chosen)
-        Extraction(run, [url], rows_of, lengths, table, min(plan.concurrency, 16), 0).execute()
+        Extraction(
+            run, [url], rows_of, lengths, table, min(plan.concurrency, 16), 0, ended=plan.ended
+        ).execute()
         if table.failed:
             index, reason = next(iter(table.failed.items()))
             raise K2Error(f"the server did not capture sample {index}: {reason}", "nothing was extracted")
@@ -374,32 +395,29 @@ def _prove(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_same_data(folder: Path, rows_of: Any, done: list[int], say: Any) -> None:
-    """Samples that are there must be rows of this very data file: a spread of 32 is compared."""
+def _check_same_data(folders: list[Path], rows_of: Any) -> None:
+    """Samples that are there must be rows of this very data file: a spread of 32 is compared, in the folders seen from here."""
     from k2tui.states.reader import StatesReader
 
-    if not folder.is_dir():
-        return  # on another machine; `states check --data` compares everything there
-    reader = StatesReader(folder, allow_empty=True)
-    step = max(1, len(done) // 32)
-    for index in done[::step]:
-        ids, _ = rows_of(index)
-        if reader.raw(reader.position(index))["input_ids"].tolist() != list(ids):
+    if not folders:
+        return  # on other machines; `states check --data` compares everything there
+    reader = StatesReader(*folders, allow_empty=True)
+    there = reader.indices()
+    for position in range(0, len(there), max(1, len(there) // 32)):
+        index = there[position]
+        if reader.raw(position)["input_ids"].tolist() != list(rows_of(index)[0]):
             raise K2Error(
-                f"{folder}: sample {index} there is not line {index + 1} of the data file",
+                f"{folders[0]}: sample {index} there is not line {index + 1} of the data file",
                 "these states are of another data file: use a new --out",
             )
     reader.close()
 
 
-def _check_folder(folder: Path, rows_of: Any, count: int, say: Any) -> list[str]:
+def _check_folders(folders: list[Path], rows_of: Any, count: int, say: Any) -> list[str]:
     """What `states check --quick` would find: every row present, tokens and masks those of the data file."""
     from k2tui.states.check import check_states
 
-    if not folder.is_dir():
-        say(f"{folder} is on the server's machine: run `k2tui states check` there")
-        return []
-    report = check_states([folder], rows_of, count, deep=False)
+    report = check_states(folders, rows_of, count, deep=False)
     found = [*report.problems, *(f"row {i} has no states" for i in report.missing[:20])]
     say(
         f"check: {'clean' if report.ok else found[0]} ({report.samples} samples, {report.bytes / 1e9:.3f} GB)"

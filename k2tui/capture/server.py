@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ from k2tui.errors import K2Error, NotReadyError
 PLUGINS_SINCE = "0.5.11"
 _PR_SET_PDEATHSIG = 1
 _STOP_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """url of a server that was started here. ended(): "" while it lives, else in words that it does not."""
+
+    url: str
+    ended: Callable[[], str]
 
 
 def capture_argv(argv: Sequence[str], version: str) -> list[str]:
@@ -59,8 +68,8 @@ def own_server(
     ready_timeout_s: float = 0.0,
     boundaries: Sequence[int] = (),
     say: Callable[[str], None] = lambda _: None,
-) -> Iterator[str]:
-    """Start the server, wait until it captures below `root`, yield its URL, stop it at the end.
+) -> Iterator[OwnServer]:
+    """Start the server, wait until it captures below `root`, stop it at the end.
 
     argv, env: the profile's. site: folder for the entry point. ready_timeout_s: 0 = as long as it loads. Raises NotReadyError
     in words when the port is taken, the server ends, its plug-in does not load, or the time is over.
@@ -95,7 +104,7 @@ def own_server(
         )
     try:
         _wait(process, url, root, log_path, start_b, ready_timeout_s)
-        yield url
+        yield OwnServer(url, lambda: _ended(process, log_path, start_b) if process.poll() is not None else "")
     finally:
         _stop(process)
 
@@ -111,10 +120,7 @@ def _wait(
     look = f"`k2tui watch {log_path}` says why"
     while True:
         if process.poll() is not None:
-            why = _own_words(log_path, start_b)
-            raise NotReadyError(
-                f"the server ended with code {process.returncode}" + (f": {why}" if why else ""), look
-            )
+            raise NotReadyError(_ended(process, log_path, start_b), look)
         conn = Connection(url, 5)
         try:
             status: dict[str, Any] = conn.call("GET", ROUTE)
@@ -133,6 +139,11 @@ def _wait(
         if limit_s and time.monotonic() - began > limit_s:
             raise NotReadyError(f"the server was not ready in {limit_s:.0f} s", look)
         time.sleep(0.3)
+
+
+def _ended(process: subprocess.Popen[bytes], log_path: Path, start_b: int) -> str:
+    why = _own_words(log_path, start_b)
+    return f"the server ended with code {process.returncode}" + (f": {why}" if why else "")
 
 
 def _own_words(log_path: Path, start_b: int) -> str:

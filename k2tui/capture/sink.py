@@ -77,6 +77,8 @@ class Sink:
         self.boundaries: tuple[int, ...] = tuple(facts["boundaries"])
         self._open: dict[str, _Open] = {}
         self._writers: dict[str, StatesWriter] = {}
+        self._signs: dict[str, tuple[int, int]] = {}  # which manifest a run's writer was opened with
+        self._given_up: dict[str, None] = {}  # newest 10,000 rids of which no more rows are wanted
         self._refused: dict[str, dict[int, str]] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -97,24 +99,26 @@ class Sink:
         with self._lock:
             found = self._open.get(rid)
             if start == 0:
+                self._given_up.pop(rid, None)
                 if found:  # the engine began again (retraction): what came before is void
                     found.writer.abandon(found.slot, "the engine computed it again")
                     del self._open[rid]
                 found = self._begin(rid, request)
             elif found is None:
-                self._refuse(
-                    request.run,
-                    request.index,
-                    f"rows 0..{start} came from the prefix cache: start the server with --disable-radix-cache",
-                )
+                if rid not in self._given_up:
+                    self._give_up(
+                        rid,
+                        request,
+                        f"rows 0..{start} were not computed: they came from the prefix cache (start the server with "
+                        "--disable-radix-cache) or the writer was started again",
+                    )
                 return None
             if found is None:
                 return None
             if start != found.next_row or start + count > request.length:
-                reason = f"rows {start}..{start + count} after {found.next_row} of {request.length}"
-                found.writer.abandon(found.slot, reason)
-                self._refuse(request.run, request.index, reason)
-                del self._open[rid]
+                self._give_up(
+                    rid, request, f"rows {start}..{start + count} after {found.next_row} of {request.length}"
+                )
                 return None
             found.next_row += count
             found.touched_s = time.monotonic()
@@ -136,11 +140,17 @@ class Sink:
         """The engine could not deliver: the sample is given up."""
         request = parse_rid(rid)
         with self._lock:
-            found = self._open.pop(rid, None)
-            if found:
-                found.writer.abandon(found.slot, reason)
             if request:
-                self._refuse(request.run, request.index, reason)
+                self._give_up(rid, request, reason)
+
+    def _give_up(self, rid: str, request: CaptureRequest, reason: str) -> None:
+        found = self._open.pop(rid, None)
+        if found:
+            found.writer.abandon(found.slot, reason)
+        self._refuse(request.run, request.index, reason)
+        self._given_up[rid] = None
+        while len(self._given_up) > 10_000:
+            self._given_up.pop(next(iter(self._given_up)))
 
     def flush(self, run: str | None = None, timeout_s: float | None = 30.0) -> None:
         for name, writer in list(self._writers.items()):
@@ -182,9 +192,16 @@ class Sink:
 
     def _begin(self, rid: str, request: CaptureRequest) -> _Open | None:
         try:
+            folder = self.root / request.run
+            sign = layout.manifest_sign(folder)
             writer = self._writers.get(request.run)
+            if writer is not None and self._signs.get(request.run) != sign:
+                # the folder was made anew under the same name, or its data file has grown
+                if layout.read_manifest(folder).identity() != writer.manifest.identity():
+                    self._writers.pop(request.run).close(5.0)
+                    writer = None
+                self._signs[request.run] = sign
             if writer is None:
-                folder = self.root / request.run
                 manifest = layout.read_manifest(folder)
                 missing = [b for b in manifest.boundaries if b not in self.boundaries]
                 if missing:
@@ -194,11 +211,12 @@ class Sink:
                         f"the run is for hidden size {manifest.hidden_size}, the model has {self.facts['hidden_size']}"
                     )
                 writer = self._writers[request.run] = StatesWriter(folder, manifest, self.name, self.limits)
+                self._signs[request.run] = sign
             slot = writer.begin(
                 request.index, request.length, layout.from_spans(request.spans, request.length)
             )
         except (K2Error, OSError) as err:
-            self._refuse(request.run, request.index, str(err))
+            self._give_up(rid, request, str(err))
             return None
         self._refused.get(request.run, {}).pop(request.index, None)
         writer.reasons.pop(request.index, None)
@@ -225,11 +243,7 @@ class Sink:
         with self._lock:
             for rid, found in list(self._open.items()):
                 if now - found.touched_s > STALE_S:
-                    found.writer.abandon(found.slot, "no more rows came (request aborted?)")
-                    self._refuse(
-                        found.request.run, found.request.index, "no more rows came (request aborted?)"
-                    )
-                    del self._open[rid]
+                    self._give_up(rid, found.request, "no more rows came (request aborted?)")
             writers = dict(self._writers)
         for run, writer in writers.items():
             writer.close_idle()

@@ -131,6 +131,15 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest.from_json(raw, str(path))
 
 
+def manifest_sign(folder: Path) -> tuple[int, int]:
+    """Changes whenever the manifest is written anew. Raises K2Error when there is none."""
+    try:
+        told = os.stat(folder / MANIFEST)
+    except OSError:
+        raise K2Error(f"{folder}: no {MANIFEST}", "give the folder that k2tui extract wrote")
+    return told.st_ino, told.st_mtime_ns
+
+
 def loss_rows(loss_mask: np.ndarray) -> np.ndarray:
     """bool [T]: rows whose last hidden state a draft's loss can read: mask at t, t - 1 or t + 1.
 

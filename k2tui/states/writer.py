@@ -103,6 +103,7 @@ class WriterStats:
     dropped: int = 0
     pending_bytes: int = 0
     write_s: float = 0.0  # summed over threads, writing only
+    hash_s: float = 0.0  # summed over threads, checksums
     stall_s: float = 0.0  # time that producers waited for room
     paused: str = ""  # why the writer stands still, in words
     last_error: str = ""
@@ -359,7 +360,10 @@ class StatesWriter:
                     ready()
                 if not slot.dead:
                     self._write(slot.shard.fd, view, part.offset + row * part.row_bytes)
+                    start = time.monotonic()
                     part.crc = zlib.crc32(view, part.crc)
+                    with self._cond:
+                        self.stats.hash_s += time.monotonic() - start
                     part.next_row = row + view.nbytes // part.row_bytes
             except Exception as err:  # the sample is lost, the writer is not
                 self.stats.last_error = f"{type(err).__name__}: {err}"
@@ -472,7 +476,7 @@ class StatesWriter:
     def _publish(self, shard: _Shard) -> None:
         if not shard.samples:
             os.close(shard.fd)
-            shard.partial.unlink()
+            shard.partial.unlink(missing_ok=True)
             return
         # padding between samples must belong to a tensor: safetensors readers refuse holes
         covered = 0

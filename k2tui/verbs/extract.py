@@ -8,7 +8,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from k2tui.capture.server import OwnServer
 
 HELP = "capture hidden states of a data file from the server that will verify the draft"
 DESCRIPTION = (
@@ -100,8 +103,8 @@ def run(args: argparse.Namespace) -> int:
     if plan.urls or args.dry_run:
         result = extract(plan, say, _draft_argmax)
     else:
-        with _own_server(args, out, boundaries, say) as url:
-            result = extract(plan._replace(urls=(url,)), say, _draft_argmax)
+        with _own_server(args, out, boundaries, say) as own:
+            result = extract(plan._replace(urls=(own.url,), ended=own.ended), say, _draft_argmax)
     if args.json:
         import json
 
@@ -160,7 +163,7 @@ def _draft_argmax(folder: Path, model: Path) -> Any:
 @contextlib.contextmanager
 def _own_server(
     args: argparse.Namespace, out: Path, boundaries: tuple[int, ...] | None, say: _Teller
-) -> Iterator[str]:
+) -> Iterator[OwnServer]:
     """A capture server started by the profile. SIGTERM ends the command as Ctrl-C does: the server is stopped first."""
     from k2tui import config, engines, paths
     from k2tui.capture.server import capture_argv, own_server, sglang_version
@@ -190,8 +193,8 @@ def _own_server(
             ready_timeout_s=profile.ready_timeout_s,
             boundaries=() if args.draft else boundaries or (),
             say=say,
-        ) as url:
-            yield url
+        ) as own:
+            yield own
     finally:
         signal.signal(signal.SIGTERM, before)
 

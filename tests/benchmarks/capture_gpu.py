@@ -1,11 +1,14 @@
 """Capture on against capture off, on one GPU: prefill tok/s of the same requests, bytes written, and what limits it.
 
 Run by capture_gpu.sh on a machine with a GPU. Needs SGLang on PYTHONPATH; prints a table as it goes. Standard library, torch.
+With --cpu PYTHON (an interpreter whose SGLang runs on the CPU) it goes through the same steps on a tiny model: whether everything works, not how
+fast it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import queue
@@ -34,7 +37,15 @@ def left(limit_s: float) -> float:
 
 
 class Server:
-    def __init__(self, kit: Path, name: str, port: int, args: list[str], env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        kit: Path,
+        name: str,
+        port: int,
+        args: list[str],
+        env: dict[str, str],
+        python: str = sys.executable,
+    ) -> None:
         site = os.environ.get("SITE", str(Path.home() / ".sglang-site"))
         path = os.pathsep.join(
             filter(
@@ -48,7 +59,7 @@ class Server:
         self.url, self.name = f"http://127.0.0.1:{port}", name
         self.log = Path(f"{name}.log")
         argv = [
-            sys.executable,
+            python,
             "-m",
             "sglang.launch_server",
             "--host",
@@ -83,9 +94,7 @@ class Server:
             self.process.wait()
 
 
-def send_all(
-    url: str, samples: list[list[int]], concurrency: int, run: str | None, extra: dict | None = None
-) -> float:
+def send_all(url: str, samples: list[list[int]], concurrency: int, run: str | None) -> float:
     """Seconds until every request is answered."""
     jobs: queue.SimpleQueue[int] = queue.SimpleQueue()
     for i in range(len(samples)):
@@ -103,7 +112,6 @@ def send_all(
             body = {
                 "input_ids": ids,
                 "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-                **(extra or {}),
             }
             if run:
                 body["rid"] = CaptureRequest(run, i, len(ids), ((len(ids) // 2, len(ids)),), "g").to_rid()
@@ -169,6 +177,62 @@ def captured(
     return took, time.monotonic() - began, size, facts, published
 
 
+def cpu_s(group: int) -> float:
+    """CPU-seconds that the live processes of a process group have used."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def naive(server: Server, samples: list[list[int]], concurrency: int) -> None:
+    """`return_hidden_states`: the states of every prompt token as JSON numbers in the answer. Last hidden only: it gives no others."""
+    jobs: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    for ids in samples:
+        jobs.put(ids)
+    sizes: list[int] = []
+    wrong: list[str] = []
+
+    def work() -> None:
+        conn = http.client.HTTPConnection("127.0.0.1", int(server.url.rsplit(":", 1)[1]), timeout=300)
+        while True:
+            try:
+                ids = jobs.get_nowait()
+            except queue.Empty:
+                return
+            body = {
+                "input_ids": ids,
+                "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+                "return_hidden_states": True,
+            }
+            conn.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+            raw = conn.getresponse().read()
+            sizes.append(len(raw))
+            if len(sizes) == 1:  # one is looked at: parsing all would measure this client
+                rows = (json.loads(raw).get("meta_info", {}).get("hidden_states") or [[]])[0]
+                if len(rows) != len(ids):
+                    wrong.append(f"{len(rows)} rows for {len(ids)} tokens: {raw[:200]!r}")
+
+    used, began = cpu_s(server.process.pid), time.monotonic()
+    threads = [threading.Thread(target=work) for _ in range(concurrency)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    took, tokens = time.monotonic() - began, sum(map(len, samples))
+    for why in wrong:
+        say(f"return_hidden_states: {why}")
+    say(
+        f"{'return_hidden_states over JSON':34s} {tokens / took:9,.0f} tok/s, last hidden only, {tokens} tokens, "
+        f"{sum(sizes) / tokens / 1024:.1f} KiB of JSON and {(cpu_s(server.process.pid) - used) / tokens * 1e3:.2f} ms of server CPU a token"
+    )
+
+
 def prove(folder: Path, model: Path, samples: list[list[int]], count: int = 6) -> None:
     """States against transformers on the same GPU."""
     import torch
@@ -219,7 +283,7 @@ def capture_env(root: Path, bounds: list[int]) -> dict[str, str]:
     root.mkdir(parents=True, exist_ok=True)
     return {
         "K2TUI_CAPTURE_DIR": str(root), "K2TUI_CAPTURE_MIN_FREE_MB": "1000", "K2TUI_CAPTURE_PINNED_MB": "4096",
-        "K2TUI_CAPTURE_THREADS": "6", "EXTRA_PATH": str(make_site(Path("site").absolute())),
+        "EXTRA_PATH": str(make_site(Path("site").absolute())),
         "K2TUI_CAPTURE_BOUNDARIES": ",".join(map(str, bounds)),
     }  # fmt: skip
 
@@ -280,7 +344,8 @@ def measure(
             extra = (
                 f" durable {tokens / durable:9,.0f} tok/s, {size / took / 1e9:5.2f} GB/s, {size / tokens:7,.0f} B/token, "
                 f"{published}/{len(samples)} there, dropped {facts.get('dropped')}, ring waited {facts.get('copy_stall_s', 0):.2f} s, "
-                f"put waited {facts.get('stall_s', 0):.2f} s, writing {facts.get('write_s', 0):.1f} thread-s"
+                f"put waited {facts.get('stall_s', 0):.2f} s, writing {facts.get('write_s', 0):.1f}, "
+                f"checksums {facts.get('hash_s', 0):.1f} thread-s of {facts.get('threads')} threads"
             )
         say(f"{label:34s} {tokens / took:9,.0f} tok/s {share}{extra}")
 
@@ -314,13 +379,8 @@ def measure(
             for reason in list(facts.get("reasons", {}).items())[:2]:
                 print("    refused:", reason, flush=True)
             shutil.rmtree((root / run).resolve(), ignore_errors=True)
-    few = [s[:256] for s in samples[:32]]
     if off and left(limit_s) > 20:
-        took = send_all(off.url, few, 16, None, {"return_hidden_states": True})
-        n = sum(map(len, few))
-        say(
-            f"{'return_hidden_states over JSON':34s} {n / took:9,.0f} tok/s (last hidden state only, no aux; {n} tokens)"
-        )
+        naive(off, [s[:256] for s in samples[:32]], 16)
     base = statistics.median(rates[base_label])
     say("medians: " + json.dumps({k: round(statistics.median(v)) for k, v in rates.items()}))
     say(
@@ -355,6 +415,39 @@ def disk_speed(folder: Path, count: int = 32) -> None:
     say(f"{folder}: {size / 1e9:.1f} GB written and synced at {size / took / 1e9:.2f} GB/s")
 
 
+def on_cpu(args: argparse.Namespace) -> None:
+    """The same rounds with the CPU kit (a folder with stubs/ and tiny_models.py)."""
+    model, root, bounds = Path("target").absolute(), args.work / "root", [1, 3, 5]
+    quiet = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+    quiet["STUB_ROOTS"] = os.environ["STUB_ROOTS"] = "torchvision,soundfile,triton"
+    subprocess.run(
+        [args.cpu, str(args.kit / "tiny_models.py"), "llama", str(model), "6"],
+        check=True,
+        env={**os.environ, **quiet},
+        capture_output=True,
+    )
+    common = ["--model-path", str(model), "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+              "--disable-cuda-graph", "--max-total-tokens", "8192", "--disable-radix-cache", "--chunked-prefill-size", "256"]  # fmt: skip
+    off = Server(
+        args.kit, "off", args.port, [*common, "--enable-return-hidden-states"], dict(quiet), args.cpu
+    )
+    env = {
+        **quiet,
+        **capture_env(root, bounds),
+        "K2TUI_CAPTURE_PINNED_MB": "64",
+        "K2TUI_CAPTURE_THREADS": "2",
+    }
+    on = Server(args.kit, "on", args.port + 1, common, env, args.cpu)
+    rng = random.Random(0)
+    samples = [[rng.randrange(3, 1000) for _ in range(150)] for _ in range(40)]
+    try:
+        if on.wait(args.limit_s / 2) and capture_answers(on) and off.wait(60):
+            measure("cpu", off, on, root, (128, 6), bounds, samples, 1, 8, args.limit_s, None)
+    finally:
+        for server in (off, on):
+            server.stop()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kit", type=Path, required=True)
@@ -366,10 +459,15 @@ def main() -> None:
     parser.add_argument("--attention", default="triton")
     parser.add_argument("--limit-s", type=float, default=455)
     parser.add_argument("--big", action="store_true", help="then a model of 8B, too")
+    parser.add_argument("--cpu", metavar="PYTHON", help="a tiny model on the CPU: function, not speed")
+    parser.add_argument("--port", type=int, default=31201)
     args = parser.parse_args()
     args.kit = args.kit.absolute()
     args.work.mkdir(parents=True, exist_ok=True)
     os.chdir(args.work)
+    if args.cpu:
+        on_cpu(args)
+        return
     import torch
 
     say(f"{torch.cuda.get_device_name()}, {os.cpu_count()} cores, torch {torch.__version__}")

@@ -47,7 +47,7 @@ class Engine:
         self.start()
 
     def start(self) -> None:
-        env = {**os.environ, "K2TUI_CAPTURE_DIR": str(self.root), "K2TUI_CAPTURE_MIN_FREE_MB": "10", "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "K2TUI_CAPTURE_DIR": str(self.root), "K2TUI_CAPTURE_MIN_FREE_MB": "10", "K2TUI_CAPTURE_SHARD_MB": "1", "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "k2tui.local", "--model-path", str(MODEL), "--port", str(self.port), "--skip-server-warmup"]
         log = (self.root / f"{self.port}.log").open("ab")
         self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=env, cwd=ROOT)
@@ -148,38 +148,32 @@ def test_states_are_the_models_own_and_proved(engine: Engine, tmp_path: Path) ->
 def test_kill_9_of_server_and_client_at_random_moments_then_resume(engine: Engine, tmp_path: Path) -> None:
     data = data_file(tmp_path / "d.jsonl", 150)
     rng = random.Random(3)
-    root = tmp_path / "root"
-    root.mkdir()
-    own = Engine(root).ready()
-    out = root / "states"
-    try:
-        # the client dies twice, the server twice: once under a living client, which waits for it
-        for _ in range(2):
-            client = subprocess.Popen(command(data, out, [own.url], "--no-proof"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
-            time.sleep(rng.uniform(0.6, 1.5))
-            client.kill()
-            client.wait()
-        client = subprocess.Popen(command(data, out, [own.url], "--no-proof"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        assert client.stderr
-        for line in client.stderr:
-            if re.match(r"\d+/150 samples", line):
-                break  # its first contact is behind it: from here on it must wait for a lost server
-        for _ in range(2):
-            time.sleep(rng.uniform(0.0, 0.5))
-            own.kill()
-            own.start()
-            own.ready()
-        stdout, stderr = client.communicate(timeout=200)
-        assert client.returncode == 0, stderr
-        assert json.loads(stdout)["samples"] == 150
-        report = check_states([out], rows_of(data), 150)
-        assert report.ok, report.problems[:3]
-        assert report.samples == 150
-        # asked again: nothing is done twice
-        again = extract(data, out, [own.url], "--no-proof")
-        assert again["had"] == 150 and check_states([out]).shadowed == report.shadowed
-    finally:
-        own.kill()
+    out = engine.root / "killed"
+    argv = command(data, out, [engine.url], "--no-proof")
+    # the client dies twice, the server twice under a living client: at its work, and while it starts again
+    for _ in range(2):
+        client = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+        time.sleep(rng.uniform(0.4, 1.2))
+        client.kill()
+        client.wait()
+    client = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert client.stderr
+    for line in client.stderr:
+        if re.match(r"\d+/150 samples", line):
+            break  # its first contact is behind it: from here on it must wait for a lost server
+    for _ in range(2):
+        time.sleep(rng.uniform(0.0, 0.5))
+        engine.kill()
+        engine.start()
+    stdout, stderr = client.communicate(timeout=200)
+    assert client.returncode == 0, stderr
+    assert json.loads(stdout)["samples"] == 150
+    report = check_states([out], rows_of(data), 150)
+    assert report.ok, report.problems[:3]
+    assert report.samples == 150
+    # asked again: nothing is done twice
+    again = extract(data, out, [engine.ready().url], "--no-proof")
+    assert again["had"] == 150 and check_states([out]).shadowed == report.shadowed
 
 
 def own_server_argv(data: Path, out: Path, port: int, *more: str) -> list[str]:
@@ -258,6 +252,37 @@ def test_two_servers_share_the_work_and_a_lost_one_loses_nothing(engine: Engine,
     assert client.returncode == 0, stderr
     assert json.loads(stdout)["complete"]
     assert check_states([out], rows_of(data), 200).ok
+
+
+def test_disks_of_their_own_are_joined_by_index(tmp_path: Path) -> None:
+    """Two nodes that see nothing of one another; one dies in the middle. Its disk is merged all the same, nothing is there twice."""
+    data = data_file(tmp_path / "d.jsonl", 160, seed=11)
+    roots = [tmp_path / "node-a", tmp_path / "node-b"]
+    for root in roots:
+        root.mkdir()
+    nodes = [Engine(root) for root in roots]
+    try:
+        urls = [node.ready().url for node in nodes]
+        argv = command(data, roots[0] / "s", urls, "--no-proof", "--concurrency", "4")
+        client = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        end = time.monotonic() + 90
+        while not list((roots[1] / "s").glob("states-*")) and time.monotonic() < end:
+            time.sleep(0.02)
+        nodes[1].kill()
+        stdout, stderr = client.communicate(timeout=200)
+        assert client.returncode == 0, stderr
+        result = json.loads(stdout)
+        assert result["complete"] and len(result["parts"]) == 2 and "check: clean" in stderr and "2 parts" in stderr
+        counts = [len(StatesReader(root / "s", allow_empty=True)) for root in roots]
+        assert min(counts) > 0 and sum(counts) >= 160
+        argv = [sys.executable, "-m", "k2tui", "states", "merge", str(tmp_path / "all"), *(str(root / "s") for root in roots)]
+        merged = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        assert merged.returncode == 0, merged.stderr
+        report = check_states([tmp_path / "all"], rows_of(data), 160)
+        assert report.ok and report.samples == 160
+    finally:
+        for node in nodes:
+            node.kill()
 
 
 def test_a_grown_file_keeps_what_is_there_and_another_file_is_refused(engine: Engine, tmp_path: Path) -> None:

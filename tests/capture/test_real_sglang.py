@@ -37,6 +37,7 @@ from k2tui.capture.client import Connection, begin_run, capture_status  # noqa: 
 from k2tui.capture.request import CaptureRequest  # noqa: E402
 from k2tui.capture.site import make_site  # noqa: E402
 from k2tui.dataset.rows import make_row  # noqa: E402
+from k2tui.states.check import check_states  # noqa: E402
 from k2tui.states.reader import StatesReader  # noqa: E402
 
 LAYERS = 6
@@ -82,6 +83,24 @@ def server(tmp_path_factory: pytest.TempPathFactory, sglang_venv: Path) -> Itera
         pass
 
 
+def same_as_transformers(model_folder: Path, reader: StatesReader, samples: list[list[int]], step: int = 1) -> Any:
+    """Every row of every `step`th sample, at each boundary and after the final norm, within bf16's tolerance. Returns the model."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16).eval()
+    for i, ids in list(enumerate(samples))[::step]:
+        s = reader[i]
+        assert s.input_ids.tolist() == ids
+        with torch.no_grad():
+            out = model(s.input_ids[None], output_hidden_states=True)
+        for k, b in enumerate(reader.manifest.boundaries):
+            ref = out.hidden_states[b][0].float()
+            mine = s.aux[:, k * 128 : (k + 1) * 128].float()
+            assert (mine - ref).abs().max() <= 0.03 * ref.abs().max(), f"sample {i}, boundary {b}"
+        rows = s.last_rows
+        ref = out.hidden_states[-1][0].float()[rows]
+        assert (s.last[rows].float() - ref).abs().max() <= 0.03 * ref.abs().max(), f"sample {i}, last"
+    return model
+
+
 def ask(url: str, ids: list[int], rid: str | None = None, tokens: int = 1) -> Any:
     body: dict[str, Any] = {"input_ids": ids, "sampling_params": {"max_new_tokens": tokens, "temperature": 0}}
     if rid:
@@ -123,21 +142,11 @@ def test_states_are_those_of_transformers_at_every_boundary(server: Server) -> N
     for t in threads:
         t.join()
     wait_published(server, "all", len(samples))
-    model = transformers.AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.bfloat16).eval()
     reader = StatesReader(server.root / "all")
     assert reader.indices() == list(range(len(samples)))
-    for i, ids in enumerate(samples):
-        s = reader[i]
-        assert s.input_ids.tolist() == ids
-        with torch.no_grad():
-            out = model(s.input_ids[None], output_hidden_states=True)
-        for b in range(LAYERS):
-            ref = out.hidden_states[b][0].float()
-            mine = s.aux[:, b * 128 : (b + 1) * 128].float()
-            assert (mine - ref).abs().max() <= 0.03 * ref.abs().max(), f"sample {i}, boundary {b}"
-        ref = out.hidden_states[-1][0].float()
-        assert (s.last.float() - ref).abs().max() <= 0.03 * ref.abs().max(), f"sample {i}, last"
-        head = model.lm_head(s.last[-1])
+    model = same_as_transformers(server.model, reader, samples)
+    for i in range(len(samples)):
+        head = model.lm_head(reader[i].last[-1])
         assert answers[i]["output_ids"][0] in head.topk(2).indices.tolist()
     # one boundary further is another thing: the tolerance above can tell
     assert (reader[0].aux[:, 128:256].float() - reader[0].aux[:, 256:384].float()).abs().max() > 0.1
@@ -222,3 +231,70 @@ def test_refusals_are_in_words(server: Server, tmp_path: Path) -> None:
             break
         time.sleep(0.1)
     assert "manifest" in reasons["3"]
+
+
+def profile_of(folder: Path, model: Path) -> Path:
+    """A config with one profile: this SGLang, taken for one from before the plug-in system (its entry point is off)."""
+    python = folder / "python"
+    # k2tui asks an interpreter for its SGLang's version with -c; everything else is the real one
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && {{ echo 0.5.9; exit; }}\nexec {VENV}/bin/python "$@"\n')
+    python.chmod(0o755)
+    args = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph"]
+    args += ["--max-total-tokens", "8192", "--chunked-prefill-size", "64"]
+    env = {
+        "PYTHONPATH": str(KIT / "stubs"), "STUB_ROOTS": "torchvision,soundfile,triton", "TORCHDYNAMO_DISABLE": "1",
+        "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        "SGLANG_PLUGINS": "none", "K2TUI_CAPTURE_SHARD_MB": "1", "K2TUI_CAPTURE_PINNED_MB": "64", "K2TUI_CAPTURE_MIN_FREE_MB": "50",
+    }  # fmt: skip
+    path = folder / "config.toml"
+    path.write_text(
+        f'[profile.old]\nengine = "sglang"\nmodel = "{model}"\npython = "{python}"\nport = {PORT + 1}\nargs = {json.dumps(args)}\n'
+        "[profile.old.env]\n" + "".join(f'{k} = "{v}"\n' for k, v in env.items())
+    )
+    return path
+
+
+def test_a_profile_of_an_old_release_goes_through_the_launcher_and_through_kill_9(
+    server: Server, tmp_path: Path
+) -> None:
+    """`extract --profile` alone: its server is killed, then (second call) only the writer; the states are right all the same."""
+    rng = random.Random(8)
+    samples = [[rng.randrange(3, 1000) for _ in range(rng.randrange(20, 150))] for _ in range(120)]
+    data = tmp_path / "tokenized_data.jsonl"
+    data.write_text("".join(make_row(s, [0] * 5 + [1] * (len(s) - 5), 5, False, "stop").to_line() for s in samples))
+    out = tmp_path / "root" / "mine"
+    env = {**os.environ, "K2TUI_CONFIG": str(profile_of(tmp_path, server.model))}
+    argv = [sys.executable, "-m", "k2tui", "extract", "--data", str(data), "--out", str(out), "--profile", "old", "--json"]
+    argv += ["--keep-free-gb", "0.1", "--no-proof", "--concurrency", "8"]
+
+    def begun() -> dict[str, Any]:
+        """The writer's status, once shards of this call are on disk."""
+        before = len(list(out.glob("states-*")))
+        end = time.monotonic() + 240
+        while time.monotonic() < end:
+            for path in (out.parent / ".k2tui-capture").glob("*.json"):
+                told = json.loads(path.read_text())
+                if told["runs"].get("mine", {}).get("samples") and len(list(out.glob("states-*"))) > before:
+                    return told
+            time.sleep(0.02)
+        raise AssertionError((out.parent / "mine.server.log").read_text()[-3000:])
+
+    def parent(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+    first = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    scheduler = parent(begun()["pid"])
+    os.kill(parent(scheduler), signal.SIGKILL)
+    _, stderr = first.communicate(timeout=120)
+    assert first.returncode == 3 and "the server ended with code -9" in stderr, stderr
+    second = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    os.kill(begun()["pid"], signal.SIGKILL)
+    stdout, stderr = second.communicate(timeout=300)
+    assert second.returncode == 0, stderr
+    result = json.loads(stdout)
+    assert 0 < result["had"] < 120 and result["samples"] == 120 and "check: clean" in stderr
+    log = (out.parent / "mine.server.log").read_text(errors="replace")
+    assert "Skipping plugin k2tui_capture" in log and "the writer process ended with code -9" in log
+    report = check_states([out], lambda i: (samples[i], [0] * 5 + [1] * (len(samples[i]) - 5)), 120)
+    assert report.ok and report.samples == 120
+    same_as_transformers(server.model, StatesReader(out), samples, step=8)

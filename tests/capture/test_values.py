@@ -180,3 +180,19 @@ def test_default_capture_holds_both_readings_of_a_draft() -> None:
     assert layer_ids.wanted_boundaries(61, "3, 31,59") == (3, 31, 59)
     with pytest.raises(K2Error, match=r"0\.\.60"):
         layer_ids.wanted_boundaries(61, "61")
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "write_s", "hash_s", "limit"),
+    [(0.0, 3.0, 0.5, "prefill"), (0.6, 3.0, 0.5, "disk"), (0.6, 1.0, 2.5, "copy"), (0.6, 0.1, 0.1, "copy")],
+)
+def test_what_limits_is_told_by_what_the_server_waits_for(stall_s: float, write_s: float, hash_s: float, limit: str) -> None:
+    """Four writer threads, one second: a server that waits for none of them is limited by its own prefill."""
+    from k2tui.capture.client import Extraction, Speed
+
+    seen: list[Speed] = []
+    work = Extraction("r", ["http://a"], lambda i: ([1], [1]), [1], LeaseTable.of([0]), on_speed=seen.append)
+    state = work._states["http://a"]
+    state.threads, state.stall_s, state.write_s, state.hash_s = 4, stall_s, write_s, hash_s
+    work._report(work._tick[0] + 1.0)
+    assert [s.limit for s in seen] == [limit]
