@@ -51,6 +51,9 @@ from k2tui.jobs.report import report_progress, report_result
 
 NO_SIGNAL_STEPS = 10
 NOT_FINITE_STEPS = 3
+SMALL_WIDTH = (
+    512  # products of a target this narrow gain nothing from a second thread, and lose much on a busy CPU
+)
 _PEAK_TFLOPS = {
     "H200": 989.0,
     "H100": 989.0,
@@ -214,6 +217,12 @@ class Trainer:
         self.out = Path(o.out)
         self.target_folder = target_folder(o.target)
         self.target = load_target(self.target_folder)
+        if (
+            self.ranks.device.type == "cpu"
+            and self.target.hidden_size <= SMALL_WIDTH
+            and "OMP_NUM_THREADS" not in os.environ
+        ):
+            torch.set_num_threads(1)
         self.states, self.held = self._open()
         self.origin = guard.origin_of(self.whole)
         self._guard_target()
@@ -561,7 +570,15 @@ class Trainer:
         }  # fmt: skip
         self.metrics.write(row)
         note = f"loss {report.loss:.4f}, acc {report.accuracy[0]:.3f}, {tokens / seconds:.0f} tok/s"
-        report_progress(self.place.step, self.total, "steps", note, eta, resumed=self.resumed, force=self.place.step == self.total)
+        report_progress(
+            self.place.step,
+            self.total,
+            "steps",
+            note,
+            eta,
+            resumed=self.resumed,
+            force=self.place.step == self.total,
+        )
         if self.place.step % max(1, self.total // 50) == 0 or self.place.step in (1, self.total):
             self.say(
                 f"step {self.place.step}/{self.total}: {note}, lr {report.learning_rate:.2e}, {eta:.0f} s left"
