@@ -406,8 +406,8 @@ _FRAME_PHASE: tuple[tuple[Pattern, Phase], ...] = (
 
 
 _LOOP = Pattern(r"event_loop_\w+")
-_LOSS = Pattern(r"\bloss\b['\" ]*[=: ]+ *([\d.]+|nan)", re.I)
-_ACC = Pattern(r"\bacc(?:uracy)?(?:_\d+)?\b['\" ]*[=: ]+ *([\d.]+)", re.I)
+_LOSS = Pattern(r"\bloss\b['\" ]*[=: ]+ *([\d.]+|nan)")
+_ACC = Pattern(r"\bacc(?:uracy)?(?:_\d+)?\b['\" ]*[=: ]+ *([\d.]+)")
 _STEP = Pattern(r"(\d+)/(\d+) \[")
 _AVAIL = Pattern(r"Load weight begin\. avail mem=(\d+(?:\.\d+)?) GB")
 _NUMBERS: tuple[tuple[str, Pattern], ...] = tuple(
@@ -571,20 +571,23 @@ class Collector:
                             continue
                         self.lines[name] = line
         if phase in (Phase.BENCH, Phase.BOOT, Phase.EXTRACT, Phase.TRAIN):
-            if ("50" in low or "http/" in low or "status" in low) and _SERVER_ERROR.search(text):
+            names_status = "50" in low and any(
+                word in low for word in ("service", "internal", "bad", "gateway")
+            )
+            if (names_status or "http/" in low or "status" in low) and _SERVER_ERROR.search(text):
                 self.server_errors += 1
                 self.lines.setdefault("server error", line)
             elif ("connect" in low or "timeout" in low or "clientos" in low) and _CLIENT_ERROR.search(text):
                 self.client_errors += 1
                 self.lines.setdefault("client error", line)
         if "loss" in low:
-            self._note_loss(text, line)
+            self._note_loss(low, line)
 
     def _note_loss(self, text: str, line: Line) -> None:
         loss, acc = _LOSS.search(text), _ACC.search(text)
         if loss is None or acc is None:
             return
-        if loss[1].lower() == "nan":
+        if loss[1] == "nan":
             self.lines.setdefault("nan loss", line)
             return
         try:

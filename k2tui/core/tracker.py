@@ -583,7 +583,7 @@ class _Lane:
             self._on_download(event, line)
             return
         start.end_line = None
-        if kind == "train" and _LOGGED_STEP.search(line.text):
+        if kind == "train" and "loss" in line.text and _LOGGED_STEP.search(line.text):
             start.metrics_line = line
         self._note_bar(event, kind, line)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from k2tui.core.events import Answered, Bar, Event, Heartbeat
 from k2tui.core.patterns import Pattern
@@ -49,6 +50,7 @@ def _number(text: str, unit: str) -> int | None:
         return None
 
 
+@lru_cache(maxsize=512)
 def bar_kind(title: str) -> str:
     """What a bar with that title counts; "work" = its place in the log must tell."""
     if _SHARDS.search(title):
