@@ -156,8 +156,11 @@ def root_id(root: Path, *, make: bool = False) -> str:
             os.link(own, path)  # whole or not at all, the first one wins
         except FileExistsError:
             pass
+        except OSError:  # a file system without hard links
+            if not path.exists():
+                own.rename(path)
         finally:
-            own.unlink()
+            own.unlink(missing_ok=True)
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

@@ -196,3 +196,20 @@ def test_what_limits_is_told_by_what_the_server_waits_for(stall_s: float, write_
     state.threads, state.stall_s, state.write_s, state.hash_s = 4, stall_s, write_s, hash_s
     work._report(work._tick[0] + 1.0)
     assert [s.limit for s in seen] == [limit]
+
+
+def test_a_capture_root_has_one_name_whoever_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    from k2tui.capture.control import Control, root_id
+
+    assert root_id(tmp_path / "nothing") == ""
+    assert Control(tmp_path / "a").root_id == Control(tmp_path / "a").root_id == root_id(tmp_path / "a") != ""
+    assert Control(tmp_path / "b").root_id != root_id(tmp_path / "a")
+
+    def no_links(*args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert Control(tmp_path / "c").root_id == Control(tmp_path / "c").root_id != ""
+    assert [p.name for p in (tmp_path / "c" / ".k2tui-capture").iterdir()] == ["id"]
