@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k2tui.core.tuning import Ranked, ranked
 from k2tui.tui import format as fmt
-from k2tui.tui.lines import Line, Picture, Row, Seg, fit_line, text_line, wrap
+from k2tui.tui.lines import Line, Picture, Row, Seg, fit, fit_line, text_line, wrap
 from k2tui.tui.panels import Panel
 from k2tui.tui.panels.tune import change, figure
 from k2tui.tui.view import View
@@ -77,7 +77,7 @@ def draw(view: View, width: int, height: int) -> Picture:
             Seg(trial.job_id, "", f"job_log('{trial.job_id}')"),
             Seg("  Enter in the table opens its log", "faint"),
         )
-    return Picture(tuple(Row("", fit_line(x, width)) for x in lines), title=f"Trial: {row.label}")
+    return Picture(tuple(Row("", fit_line(x, width)) for x in lines), title=f"Trial: {fit(row.label, max(8, width - 16), ellipsis=g.ellipsis).rstrip()}")
 
 
 PANEL = Panel(
