@@ -31,6 +31,7 @@ from k2tui.core.tuning import (
     winner,
     words,
 )
+from k2tui.doctor_gpu import settle_gpus
 from k2tui.errors import K2Error
 from k2tui.jobs import folder as jobs
 from k2tui.jobs.report import report_progress, report_result
@@ -53,6 +54,8 @@ class Tuner:
         self.space: Space = run.space
         self.config = loaded
         self.profile = loaded.get_profile(self.space.profile)
+        if self.profile.auto_gpus:  # once: every trial on the same GPUs
+            self.profile = settle_gpus(self.profile)
         self._server: str = ""  # job id of the server that runs now
         self._left = 0
         self._resumed = ""

@@ -122,24 +122,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dry(args: argparse.Namespace, space: Any) -> int:
-    import shlex
+    import textwrap
     from dataclasses import replace
 
     from k2tui import config, engines
+    from k2tui.core.job_mask import mask_argv, mask_env
     from k2tui.core.tuning import apply, planned, words
+    from k2tui.verbs._launch_text import command, room
 
+    width = max(0, room(sys.stdout) - 4)
     profile = config.load(args.config).get_profile(space.profile)
     settings = planned(space, profile, {})
     out = []
     for setting in settings:
         plan = engines.get(profile.engine).launch(replace(profile, **apply(profile, setting)))
-        env = " ".join(f"{k}={shlex.quote(v)}" for k, v in sorted(plan.env.items()))
-        out.append({"setting": words(setting), "command": f"{env} {shlex.join(plan.argv)}".strip()})
+        out.append({"setting": words(setting), "command": command(mask_argv(plan.argv), mask_env(plan.env), 0 if args.json else width)})
     if args.json:
         print(json.dumps({"schema": 1, "trials": out}, ensure_ascii=False))
     else:
         for entry in out:
-            print(f"{entry['setting']}\n    {entry['command']}")
+            print(f"{entry['setting']}\n{textwrap.indent(entry['command'], '    ')}")
         tail = "then what helped, together, and the profile as it is once more" if space.method == "search" else "then the profile as it is once more"
         print(f"{len(out)} trials, {tail}")
     return 0
