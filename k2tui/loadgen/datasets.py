@@ -196,8 +196,9 @@ def _tokenized(item: dict[str, Any], where: str, want: Wanted) -> Prompt | None:
 
 def _jsonl(item: dict[str, Any], where: str, want: Wanted) -> Prompt | None:
     """Any of: input_ids, messages, prompt, text, question, instruction; optional output_len / max_tokens."""
-    asked = want.output_len or item.get("output_len") or item.get("max_tokens") or DEFAULT_OUTPUT
-    if not isinstance(asked, int) or asked < 1:
+    told = (want.output_len, item.get("output_len"), item.get("max_tokens"), DEFAULT_OUTPUT)
+    asked = next(value for value in told if value is not None)
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
         raise UsageError(f"{where}: the output length {asked!r} is no whole number above 0")
     if isinstance(item.get("input_ids"), list):
         return _tokenized(item, where, want)
