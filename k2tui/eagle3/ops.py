@@ -5,6 +5,7 @@ Each is exact; memory is what they are for: plain autograd would keep several fp
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -157,3 +158,10 @@ class MlpBlock(torch.autograd.Function):
         d_normed = d_both @ gate_up
         dr, d_norm = norm_bwd(d_normed, r, norm, ctx.eps)
         return dr + g, d_norm.to(norm.dtype), d_gate_up, d_down, None, None
+
+
+def fit_threads(hidden_size: int) -> None:
+    """One thread for a narrow target on a CPU: its products gain nothing from a second one, and lose much where other work runs.
+    OMP_NUM_THREADS, when it is set, decides instead."""
+    if hidden_size <= 512 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)

@@ -69,7 +69,7 @@ def offline(args: argparse.Namespace) -> dict[str, Any]:
             "evaluation needs torch, which is not installed here",
             "pip install 'k2tui[train]', or run it in SGLang's environment",
         )
-    from k2tui.eagle3 import guard
+    from k2tui.eagle3 import guard, ops
     from k2tui.eagle3.checkpoint import load_draft
     from k2tui.eagle3.data import Subset, open_states
     from k2tui.eagle3.evaluate import evaluate, replay_chains
@@ -83,6 +83,8 @@ def offline(args: argparse.Namespace) -> dict[str, Any]:
     dtype = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
     folder = target_folder(args.target)
     target = load_target(folder)
+    if ranks.device.type == "cpu":
+        ops.fit_threads(target.hidden_size)
     states = open_states(Path(args.states), norm=target.normed)
     origin = guard.origin_of(states)
     accept = tuple(a for a in args.accept.split(",") if a)

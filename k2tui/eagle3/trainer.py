@@ -51,9 +51,6 @@ from k2tui.jobs.report import report_progress, report_result
 
 NO_SIGNAL_STEPS = 10
 NOT_FINITE_STEPS = 3
-SMALL_WIDTH = (
-    512  # products of a target this narrow gain nothing from a second thread, and lose much on a busy CPU
-)
 _PEAK_TFLOPS = {
     "H200": 989.0,
     "H100": 989.0,
@@ -217,12 +214,8 @@ class Trainer:
         self.out = Path(o.out)
         self.target_folder = target_folder(o.target)
         self.target = load_target(self.target_folder)
-        if (
-            self.ranks.device.type == "cpu"
-            and self.target.hidden_size <= SMALL_WIDTH
-            and "OMP_NUM_THREADS" not in os.environ
-        ):
-            torch.set_num_threads(1)
+        if self.ranks.device.type == "cpu":
+            ops.fit_threads(self.target.hidden_size)
         self.states, self.held = self._open()
         self.origin = guard.origin_of(self.whole)
         self._guard_target()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from k2tui.capture import ids as layer_ids
-from k2tui.eagle3 import guard
+from k2tui.eagle3 import guard, ops
 from k2tui.eagle3.batch import Sample
 from k2tui.eagle3.checkpoint import load_draft
 from k2tui.eagle3.data import MemoryStates, States, open_states
@@ -51,6 +51,7 @@ def why(
     """All checks. states: a states folder of this target, best with all its layers (extract --boundaries 0,1,2,...). Raises K2Error."""
     folder = target_folder(target)
     loaded = load_target(folder)
+    ops.fit_threads(loaded.hidden_size)
     draft = load_draft(draft_folder)
     found = list(_by_record(draft_folder, draft, folder, loaded, served_version))
     if states:
@@ -206,6 +207,7 @@ def _best(
     """The set of layers along which the draft is accepted longest, and how long."""
     sets = list(combinations(there, len(served)))[:MOST_SETS]
     tried: list[tuple[float, tuple[int, ...]]] = []
+    samples = samples[:4]
     for chosen in dict.fromkeys([served, *sets]):
         report = evaluate(
             module,
