@@ -81,9 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except K2Error as err:
-        print(f"k2tui: {err.message}", file=sys.stderr)
+        from k2tui.plain import clean  # a server's own words may be in it
+
+        print(f"k2tui: {clean(err.message)}", file=sys.stderr)
         if err.hint:
-            print(f"  {err.hint}", file=sys.stderr)
+            print(f"  {clean(err.hint)}", file=sys.stderr)
         return err.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

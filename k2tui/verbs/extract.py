@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from k2tui import plain
 
 if TYPE_CHECKING:
     from k2tui.capture.server import OwnServer
@@ -128,7 +131,12 @@ class _Teller:
             if second == self._last:
                 return
             self._last = second
+        text = plain.clean(text)  # a server's own words may be in it
         if self._live:
+            if passing:
+                text = text[
+                    : shutil.get_terminal_size().columns - 1
+                ]  # a line that wraps cannot be drawn over
             pad = " " * max(0, self._width - len(text))
             self._stream.write(f"\r{text}{pad}" + ("" if passing else "\n"))
             self._width = len(text) if passing else 0

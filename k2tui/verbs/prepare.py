@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
+
+from k2tui import plain
 
 HELP = "make tokenized_data.jsonl from prompts, answered by the running server"
 DESCRIPTION = (
@@ -93,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
                 if speed.eta_s is not None
                 else ""
             )
-            sys.stderr.write(f"\r\x1b[K{speed.done}/{speed.total} prompts, {note}{eta}")
+            line = plain.clean(f"{speed.done}/{speed.total} prompts, {note}{eta}")
+            sys.stderr.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
             sys.stderr.flush()
 
     work = Preparation(
@@ -134,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
             if reason != "kept":
                 print(f"  {number:6} {reason}")
         for name, why in list(work.refused.items())[:10]:
-            print(f"  refused: {name}: {why}")
+            print(plain.clean(f"  refused: {name}: {why}"))
         if work.refused_count:
             print("refused prompts are not done: the same command asks for them again")
         if wanted is not None and not result["complete"]:
