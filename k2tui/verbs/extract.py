@@ -172,7 +172,7 @@ def _draft_argmax(folder: Path, model: Path) -> Any:
 def _own_server(
     args: argparse.Namespace, out: Path, boundaries: tuple[int, ...] | None, say: _Teller
 ) -> Iterator[OwnServer]:
-    """A capture server started by the profile. SIGTERM ends the command as Ctrl-C does: the server is stopped first."""
+    """A capture server started by the profile. SIGTERM and a lost terminal end the command as Ctrl-C does: the server first."""
     from k2tui import config, engines, paths
     from k2tui.capture.server import capture_argv, own_server, sglang_version
     from k2tui.errors import UsageError
@@ -189,7 +189,7 @@ def _own_server(
         )
     launch = engines.get(profile.engine).launch(profile)
     version = sglang_version(launch.argv[0]) if profile.engine == "sglang" else ""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = {s: signal.signal(s, _interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with own_server(
             capture_argv(launch.argv, version),
@@ -204,7 +204,8 @@ def _own_server(
         ) as own:
             yield own
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -221,7 +221,7 @@ def test_a_profile_is_enough_starts_extracts_checks_and_stops(tmp_path: Path) ->
     assert again.returncode == 3 and "is taken" in again.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_the_server_of_a_profile_does_not_outlive_the_command(tmp_path: Path, number: signal.Signals) -> None:
     if number == signal.SIGKILL and sys.platform != "linux":
         pytest.skip("only Linux ends a child with its parent")
@@ -232,7 +232,7 @@ def test_the_server_of_a_profile_does_not_outlive_the_command(tmp_path: Path, nu
     try:
         pid = server_of(out.parent)
         client.send_signal(number)
-        assert client.wait(60) == (130 if number == signal.SIGTERM else -9)
+        assert client.wait(60) == (-9 if number == signal.SIGKILL else 130)
         assert ended(pid)
     finally:
         client.kill()
