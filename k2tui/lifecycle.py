@@ -19,6 +19,7 @@ from k2tui.sources.http import ServerProbe
 
 FREE_TOLERANCE_B = 1 << 30  # other programs may take that much meanwhile; one rank of a server holds far more
 FREE_WAIT_S = 30.0
+_AFTER_GRACE_S = 5.0  # the keeper kills when the grace is over: it comes first
 _KILL_AFTER_S = 3.0
 _KILL_WAIT_S = 10.0
 _NODE_WAIT_S = 250.0
@@ -180,9 +181,10 @@ class Ending:
     def finish(self, timeout_s: float, free_wait_s: float = FREE_WAIT_S) -> Stopped:
         """Wait for the job's end, kill what outlived it, wait until its GPU memory is back, and say what is not.
 
-        timeout_s: for the job's own end; then every process of it is killed. free_wait_s: for the driver to give memory back.
+        timeout_s: for the job's own end, at least the grace that it was started with; then every process of it is killed. free_wait_s:
+        for the driver to give memory back.
         """
-        job = folder.wait(self.job.spec.id, timeout_s=timeout_s)
+        job = folder.wait(self.job.spec.id, timeout_s=max(timeout_s, self.job.spec.grace_s + _AFTER_GRACE_S))
         if not job.state.is_final:
             self._remember(self._others())
             killed = self._kill()
@@ -233,7 +235,7 @@ class Ending:
         pids = set(procs.by_job([self.job.spec.id])[self.job.spec.id])
         job = folder.get(self.job.spec.id)
         if job.pid and not job.state.is_final:  # the number of an ended job may be another's by now
-            pids |= procs.family({job.pid}, sessions={job.pid})
+            pids |= procs.family({job.pid}, sessions={job.pid}, spare_keepers_but=job.spec.id)
         return pids
 
     def _remember(self, pids: Iterable[int]) -> None:

@@ -12,7 +12,7 @@ HELP = "stop the server (or the given jobs; --all stops every job)"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="*", help="job ids; default: every running server")
     parser.add_argument("--all", action="store_true", help="every live job, not only servers")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="after S seconds every process of the job is killed (default 60)")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="after S seconds, and never before its own grace is over, every process of the job is killed (default 60)")
     parser.add_argument("--json", action="store_true")
 
 

@@ -50,18 +50,31 @@ def tensors() -> Iterator[tuple[str, str, tuple[int, ...]]]:
             ("kv_b_proj", (HEADS * 256, 512)), ("o_proj", (HIDDEN, HEADS * 128)),
         ):  # fmt: skip
             yield f"{at}.self_attn.{name}.weight", "BF16", shape
-        for name, width in (("self_attn.q_a_layernorm", 1536), ("self_attn.kv_a_layernorm", 512), ("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN)):
+        for name, width in (
+            ("self_attn.q_a_layernorm", 1536),
+            ("self_attn.kv_a_layernorm", 512),
+            ("input_layernorm", HIDDEN),
+            ("post_attention_layernorm", HIDDEN),
+        ):
             yield f"{at}.{name}.weight", "BF16", (width,)
         wide = INTER if layer == 0 else MOE
         dense = f"{at}.mlp" if layer == 0 else f"{at}.mlp.shared_experts"
-        for name, shape in (("gate_proj", (wide, HIDDEN)), ("up_proj", (wide, HIDDEN)), ("down_proj", (HIDDEN, wide))):
+        for name, shape in (
+            ("gate_proj", (wide, HIDDEN)),
+            ("up_proj", (wide, HIDDEN)),
+            ("down_proj", (HIDDEN, wide)),
+        ):
             yield f"{dense}.{name}.weight", "BF16", shape
         if layer == 0:
             continue
         yield f"{at}.mlp.gate.weight", "BF16", (EXPERTS, HIDDEN)
         yield f"{at}.mlp.gate.e_score_correction_bias", "F32", (EXPERTS,)
         for expert in range(EXPERTS):
-            for name, (rows, columns) in (("gate_proj", (MOE, HIDDEN)), ("up_proj", (MOE, HIDDEN)), ("down_proj", (HIDDEN, MOE))):
+            for name, (rows, columns) in (
+                ("gate_proj", (MOE, HIDDEN)),
+                ("up_proj", (MOE, HIDDEN)),
+                ("down_proj", (HIDDEN, MOE)),
+            ):
                 here = f"{at}.mlp.experts.{expert}.{name}"
                 yield f"{here}.weight_packed", "I32", (rows, columns // 8)
                 yield f"{here}.weight_scale", "BF16", (rows, columns // 32)
@@ -94,13 +107,19 @@ def make(folder: Path, shards: int = 64) -> tuple[int, int]:
         total += 8 + len(raw) + end
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
+    )
     return len(every), total
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="where the skeleton is kept (default: a temporary folder)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where the skeleton is kept (default: a temporary folder)"
+    )
     parser.add_argument("--python", default="", help="interpreter with the engine, for the flag check")
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
@@ -114,19 +133,28 @@ def main() -> int:
               f"index {(folder / 'model.safetensors.index.json').stat().st_size / 1e6:.0f} MB")  # fmt: skip
         config = Path(scratch) / "k.toml"
         python = f'python = "{args.python}"\n' if args.python else ""
-        config.write_text(f'[profile.kimi]\ninherit = "kimi-k2.5-int4-8gpu-pcie"\nmodel = "{folder}"\nport = 31240\n{python}')
+        config.write_text(
+            f'[profile.kimi]\ninherit = "kimi-k2.5-int4-8gpu-pcie"\nmodel = "{folder}"\nport = 31240\n{python}'
+        )
         env = {**os.environ, "K2TUI_HOME": f"{scratch}/home", "PYTHONPATH": str(ROOT)}
         walls: list[float] = []
         cpus: list[float] = []
         for _ in range(args.runs):
             before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-            done = subprocess.run([sys.executable, "-m", "k2tui", "doctor", "kimi", "--config", str(config), "--json"], env=env, capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-m", "k2tui", "doctor", "kimi", "--config", str(config), "--json"],
+                env=env,
+                capture_output=True,
+                text=True,
+            )
             walls.append(time.perf_counter() - began)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpus.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             found = {f["check"]: f["severity"] for f in json.loads(done.stdout)["findings"]}
             assert found["model shards"] == "ok", found
-        print(f"k2tui doctor: wall median {statistics.median(walls):.2f} s, worst {max(walls):.2f} s; CPU median {statistics.median(cpus):.2f} s")
+        print(
+            f"k2tui doctor: wall median {statistics.median(walls):.2f} s, worst {max(walls):.2f} s; CPU median {statistics.median(cpus):.2f} s"
+        )
         print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     return 0
 

@@ -55,7 +55,10 @@ def prepare(args: argparse.Namespace, env: dict[str, str]) -> Path:
         if args.wheels:
             pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", site]
             subprocess.run([*pip, *map(str, sorted(args.wheels.glob("*.whl")))], check=True)
-        engine = {"PYTHONPATH": f"{site}:{args.kit / 'stubs'}", "STUB_ROOTS": "soundfile,xgrammar,llguidance,flashinfer"}
+        engine = {
+            "PYTHONPATH": f"{site}:{args.kit / 'stubs'}",
+            "STUB_ROOTS": "soundfile,xgrammar,llguidance,flashinfer",
+        }
         maker = [python, str(args.kit / "random_target.py"), str(model), "2048", "16", "24MB"]
     engine |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if not (model / "config.json").exists():
@@ -72,7 +75,9 @@ def prepare(args: argparse.Namespace, env: dict[str, str]) -> Path:
 
 
 def k2(env: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "k2tui", *argv], env=env, capture_output=True, text=True, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, "-m", "k2tui", *argv], env=env, capture_output=True, text=True, cwd=ROOT
+    )
 
 
 def facts_of(env: dict[str, str]) -> dict[str, Any]:
@@ -81,7 +86,9 @@ def facts_of(env: dict[str, str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kit", type=Path)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", STATE / "out")))
     parser.add_argument("--seconds", type=float, default=540.0)
@@ -94,7 +101,9 @@ def main() -> int:
     began = time.monotonic()
     args.kit = args.kit.resolve()
     site = os.environ.get("SITE", str(Path.home() / ".sglang-site"))
-    path = os.pathsep.join(p for p in (str(ROOT), "" if args.cpu else site, os.environ.get("PYTHONPATH", "")) if p)
+    path = os.pathsep.join(
+        p for p in (str(ROOT), "" if args.cpu else site, os.environ.get("PYTHONPATH", "")) if p
+    )
     env = {**os.environ, "SITE": site, "K2TUI_HOME": str(STATE / "home"), "PYTHONPATH": path}
     config = prepare(args, env)
     check = k2(env, "doctor", "gpu-tune", "--config", str(config))
@@ -112,7 +121,10 @@ def main() -> int:
     while k2(env, "jobs", "wait", job, "--timeout", "5").returncode == 124:
         trials = facts_of(env)["trials"]
         for trial in trials[seen:]:
-            print(f"{time.monotonic() - began:5.0f} s  {trial['words']}: {trial['state']} {trial['value'] or trial['cause']}", flush=True)
+            print(
+                f"{time.monotonic() - began:5.0f} s  {trial['words']}: {trial['state']} {trial['value'] or trial['cause']}",
+                flush=True,
+            )
         seen = len(trials)
         if time.monotonic() - began > args.seconds:
             print("time is over: stopping in order", flush=True)

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from k2tui import lifecycle
 from k2tui.core.job import JobSpec, JobState
 from k2tui.jobs import folder
 from k2tui.lifecycle import Ending, stop_servers
@@ -97,14 +98,15 @@ def test_free_memory_before_the_start_counts_where_nvml_names_no_process(fake) -
     sampler.stop()
 
 
-def test_a_process_that_outlives_the_end_is_killed(fake) -> None:
+def test_a_process_that_outlives_the_end_is_killed(fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ignores TERM, has left session and family and hides from the keeper; the stop still knows it by birth."""
     body = (
         "import subprocess, sys, time\n"
         f"p = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], start_new_session=True)\n"
         "print(p.pid, flush=True)\ntime.sleep(600)"
     )
-    job_id, pid = serve(body, grace_s=60.0)
+    monkeypatch.setattr(lifecycle, "_AFTER_GRACE_S", 0.1)
+    job_id, pid = serve(body, grace_s=0.5)
     log = folder.log_path(job_id)
     end_s = time.monotonic() + 30
     while not (text := log.read_text().strip()):

@@ -77,7 +77,10 @@ def draw(view: View, width: int, height: int) -> Picture:
             Seg(trial.job_id, "", f"job_log('{trial.job_id}')"),
             Seg("  Enter in the table opens its log", "faint"),
         )
-    return Picture(tuple(Row("", fit_line(x, width)) for x in lines), title=f"Trial: {fit(row.label, max(8, width - 16), ellipsis=g.ellipsis).rstrip()}")
+    return Picture(
+        tuple(Row("", fit_line(x, width)) for x in lines),
+        title=f"Trial: {fit(row.label, max(8, width - 16), ellipsis=g.ellipsis).rstrip()}",
+    )
 
 
 PANEL = Panel(
