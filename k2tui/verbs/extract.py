@@ -74,7 +74,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="result on stdout as JSON")
 
 
+def _need(prove: bool) -> None:
+    """numpy for what lies on disk, torch for the proofs; neither is in the base install."""
+    from importlib.util import find_spec
+
+    from k2tui.errors import K2Error
+
+    missing = [name for name in ("numpy", *(["torch"] if prove else [])) if find_spec(name) is None]
+    if missing:
+        raise K2Error(
+            f"extract needs {' and '.join(missing)} here",
+            "pip install 'k2tui[train]'" + ("" if "numpy" in missing else "; --no-proof goes without torch"),
+        )
+
+
 def run(args: argparse.Namespace) -> int:
+    _need(prove=not (args.no_proof or args.dry_run))
     from k2tui.capture.extract import Plan, extract
     from k2tui.errors import UsageError
 

@@ -213,3 +213,17 @@ def test_a_capture_root_has_one_name_whoever_looks(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "link", no_links)
     assert Control(tmp_path / "c").root_id == Control(tmp_path / "c").root_id != ""
     assert [p.name for p in (tmp_path / "c" / ".k2tui-capture").iterdir()] == ["id"]
+
+
+@pytest.mark.parametrize(("missing", "words"), [("torch", "--no-proof goes without torch"), ("numpy", "k2tui[train]")])
+def test_a_base_install_is_told_what_extract_needs(tmp_path: Path, missing: str, words: str) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import importlib.util as u, sys; real = u.find_spec;"
+        f"u.find_spec = lambda name, *a: None if name == {missing!r} else real(name, *a);"
+        "from k2tui.cli import main; sys.exit(main(['extract', '--data', 'd', '--out', 'o', '--url', 'http://127.0.0.1:9']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and f"extract needs {missing} here" in done.stderr and words in done.stderr
