@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import platform
-import secrets
 import sqlite3
 import zlib
 from array import array
@@ -19,12 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import sub
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from k2tui import paths
 from k2tui.core.bench import BenchRow
-from k2tui.core.bench_record import Metric, RequestRecord, Slo, summarize
 from k2tui.errors import K2Error, UsageError
+
+if TYPE_CHECKING:  # a list of runs is answered without them
+    from k2tui.core.bench_record import Metric, RequestRecord, Slo
 
 SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -57,7 +58,7 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 def new_id(at_s: float) -> str:
     """A ULID: 26 characters that sort by time."""
-    value = (int(at_s * 1000) << 80) | secrets.randbits(80)
+    value = (int(at_s * 1000) << 80) | int.from_bytes(os.urandom(10))
     return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
@@ -175,6 +176,8 @@ def _request_row(run_id: str, r: RequestRecord) -> tuple[Any, ...]:
 
 
 def _record(row: sqlite3.Row) -> RequestRecord:
+    from k2tui.core.bench_record import RequestRecord
+
     return RequestRecord(
         index=row["i"], t_sched_ns=row["t_sched"], t_send_ns=row["t_send"], t_first_ns=row["t_first"],
         t_last_ns=row["t_last"], t_done_ns=row["t_done"], prompt_tokens=row["in_tok"], output_tokens=row["out_tok"],
@@ -417,6 +420,8 @@ class BenchDb:
         ]
         for row in dead:
             records = self.records(row["id"])
+            from k2tui.core.bench_record import summarize
+
             metrics = summarize(records, concurrency=row["concurrency"], slo=_slo(row["slo"]))
             duration = next((m.value for m in metrics if m.name.startswith("duration.")), None)
             flags = [f"interrupted: {len(records)} of {row['num_requests']} requests"]
@@ -598,6 +603,8 @@ class BenchDb:
                 dead = not _is_alive(run["writer"] or "")
                 if not dead and not include_running:
                     continue
+                from k2tui.core.bench_record import summarize
+
                 found = summarize(
                     self.records(run["id"]), concurrency=run["concurrency"], slo=_slo(run["slo"])
                 )
@@ -606,6 +613,8 @@ class BenchDb:
         return out
 
     def metrics(self, run_id: str) -> list[Metric]:
+        from k2tui.core.bench_record import Metric
+
         return [
             Metric(m["name"], m["stat"], m["value"], m["unit"], m["lo"], m["hi"], m["n"])
             for m in self._query("SELECT * FROM metric WHERE run_id=? ORDER BY name, stat", (run_id,))
@@ -659,11 +668,11 @@ def _slo_json(slo: Slo | None) -> str:
 
 def _slo(text: str | None) -> Slo | None:
     value = _loads(text)
-    return (
-        Slo(value.get("ttft_ms"), value.get("tpot_ms"), value.get("e2e_ms"), value.get("name", ""))
-        if value
-        else None
-    )
+    if not value:
+        return None
+    from k2tui.core.bench_record import Slo
+
+    return Slo(value.get("ttft_ms"), value.get("tpot_ms"), value.get("e2e_ms"), value.get("name", ""))
 
 
 def _row(
@@ -791,6 +800,8 @@ class RunWriter:
         more: Sequence[Metric] = (),
     ) -> list[Metric]:
         """Compute and store the figures; raises K2Error when they could not be stored."""
+        from k2tui.core.bench_record import summarize
+
         metrics = [*summarize(self.records, concurrency=self.info.concurrency, slo=self.info.slo), *more]
         duration = next((m.value for m in metrics if m.name.startswith("duration.")), None)
         self.flush()

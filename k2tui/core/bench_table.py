@@ -5,10 +5,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from k2tui.core.bench import BenchRow
-from k2tui.core.bench_record import Metric
+
+if TYPE_CHECKING:
+    from k2tui.core.bench_record import Metric
 
 
 def clean(text: str) -> str:

@@ -13,14 +13,22 @@ HELP = "benchmark a server; list, show and compare runs"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from k2tui.loadgen import options
 
+    measuring = argparse.ArgumentParser(add_help=False)  # made once: there are many options
+    options.add_arguments(measuring)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    run_ = actions.add_parser(
-        "run", help="measure a running server now (k2tui jobs submit bench: in the background)"
-    )
-    options.add_arguments(run_)
+    for name, words in (
+        ("run", "measure a running server now (k2tui jobs submit bench: in the background)"),
+        ("sweep", "1, 2, 4, ... in flight until throughput stops growing; finds the knee"),
+        ("aa", "measure the server against itself: this host's noise floor"),
+    ):
+        actions.add_parser(name, help=words, parents=[measuring])
     list_ = actions.add_parser("list", help="stored runs, newest first")
     list_.add_argument("--limit", type=int, default=30)
     list_.add_argument("--label", default="", help="only this label")
+    list_.add_argument(
+        "--sort", default="", help="a column: out, user, ttft, tpot, accept, c, label (default: newest first)"
+    )
+    list_.add_argument("--tag", default="")
     show = actions.add_parser("show", help="one run: every figure, its interval and how it was measured")
     show.add_argument("run", help="id, its first or last characters, a label, or 'last'")
     show.add_argument(
@@ -29,12 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare = actions.add_parser("compare", help="two runs or sweeps: ratios, intervals, verdicts")
     compare.add_argument("base", help="run that the other is measured against")
     compare.add_argument("new")
-    sweep = actions.add_parser(
-        "sweep", help="1, 2, 4, ... in flight until throughput stops growing; finds the knee"
-    )
-    options.add_arguments(sweep)
-    aa = actions.add_parser("aa", help="measure the server against itself: this host's noise floor")
-    options.add_arguments(aa)
     import_ = actions.add_parser(
         "import", help="take over results of sglang, vllm, guidellm, aiperf, or a typed table"
     )
@@ -58,10 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     delete = actions.add_parser("delete", help="remove runs for good")
     delete.add_argument("runs", nargs="+", metavar="RUN")
     delete.add_argument("--yes", action="store_true", help="do not ask")
-    list_.add_argument(
-        "--sort", default="", help="a column: out, user, ttft, tpot, accept, c, label (default: newest first)"
-    )
-    list_.add_argument("--tag", default="")
     for p in (list_, show, compare, import_, export, baseline, label, delete):
         p.add_argument(
             "--db", default="", metavar="PATH", help="store (default: runs.db in k2tui's state folder)"
