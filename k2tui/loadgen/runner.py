@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from k2tui.benchdb import BenchDb, RunInfo, new_id
 from k2tui.core.bench import BenchRow
-from k2tui.core.bench_compare import compare, compare_table, noise_floor, noise_words
+from k2tui.core.bench_compare import compare, compare_table, comparison_dict, noise_floor, noise_words
 from k2tui.core.bench_record import SLO_PRESETS, Metric, RequestRecord, Slo, summarize
-from k2tui.core.bench_sweep import sweep_table
+from k2tui.core.bench_sweep import sweep_points, sweep_table
 from k2tui.core.bench_table import rows_table
 from k2tui.core.stats import knee, mean_interval, quantile
 from k2tui.core.workload import Prompt, Workload, arrivals, workload_fingerprint
@@ -534,10 +534,33 @@ def run(args: argparse.Namespace) -> int:
                 side.db.close()
     report_result({"rows": [asdict(r) for r in rows], "sweep": sides[0].sweep, "url": sides[0].control.url})
     if args.json:
-        print(json.dumps({"schema": 1, "runs": [asdict(r) for r in rows]}, indent=1))
+        print(
+            json.dumps(
+                {"schema": 1, "runs": [asdict(r) for r in rows], **_told_beside(sides, rows, args)}, indent=1
+            )
+        )
     else:
         print("\n" + _report(sides, rows, args))
     return 0 if any(r.completed for r in rows) else 1
+
+
+def _told_beside(
+    sides: Sequence[Bench], rows: Sequence[BenchRow], args: argparse.Namespace
+) -> dict[str, Any]:
+    """What the words under a table say, as data: the noise floor, the verdicts, the knee."""
+    if args.aa:
+        return {
+            "noise": [
+                {"metric": name, "relative": value, "pairs": n}
+                for name, value, n in noise_floor(rows[0::2], rows[1::2])
+            ]
+        }
+    if len(sides) == 2:
+        mine, other = ([r for r in rows if r.sweep == side.sweep] for side in sides)
+        return {"comparisons": [comparison_dict(c) for c in compare(other, mine)]}
+    if args.sweep:
+        return {"knee": next((p.row.concurrency for p in sweep_points(rows) if p.is_knee), None)}
+    return {}
 
 
 def _report(sides: Sequence[Bench], rows: Sequence[BenchRow], args: argparse.Namespace) -> str:
@@ -545,8 +568,7 @@ def _report(sides: Sequence[Bench], rows: Sequence[BenchRow], args: argparse.Nam
         base, new = rows[0::2], rows[1::2]
         return compare_table(compare(base, new)) + "\n" + noise_words(base, new)
     if len(sides) == 2:
-        mine = [r for r in rows if r.sweep == sides[0].sweep]
-        other = [r for r in rows if r.sweep == sides[1].sweep]
+        mine, other = ([r for r in rows if r.sweep == side.sweep] for side in sides)
         return rows_table(rows) + "\n\n" + compare_table(compare(other, mine))
     if args.sweep:
         return sweep_table(rows)

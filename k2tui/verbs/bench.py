@@ -315,6 +315,7 @@ def _import(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
+    """--json is --format json: stdout is data in every format."""
     import json
     from dataclasses import asdict
 
@@ -323,16 +324,17 @@ def _export(args: argparse.Namespace) -> int:
 
     with _db(args) as db:
         rows = [db.row(db.resolve(r)) for r in args.runs] if args.runs else db.rows(10_000)
+        kind = "json" if args.json else args.format
         out = ""
-        for row in rows if args.format == "sglang" else ():
+        for row in rows if kind == "sglang" else ():
             stats = {(m.name.rpartition(".")[0], m.stat): m.value for m in db.metrics(row.run_id)}
             params = db.details(row.run_id)["workload"].get("params") or {}
             out += json.dumps(export_sglang(asdict(row), stats, (("params", params),))) + "\n"
-    if args.format == "csv":
+    if kind == "csv":
         out = to_csv([asdict(r) for r in rows])
-    elif args.format == "md":
+    elif kind == "md":
         out = markdown(rows) + "\n"
-    elif args.format == "json":
+    elif kind == "json":
         out = json.dumps({"schema": 1, "runs": [asdict(r) for r in rows]}, indent=1, default=str) + "\n"
     if args.output:
         from k2tui.errors import K2Error

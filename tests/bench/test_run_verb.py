@@ -231,3 +231,77 @@ def test_counts_are_whole_numbers() -> None:
     row = BenchRow("01J00000000000000000AAAAAA", 1.0, num_requests=32)
     text = detail(row, [Metric("completed.v1", "value", 32.0, "requests", n=32)], {})
     assert any(line.split()[:3] == ["completed", "32", "requests"] for line in text.splitlines())
+
+
+def test_every_action_answers_in_json_and_with_its_exit_code(mock: Any, tmp_path: Path) -> None:
+    """One store through all actions: measured, compared, kept, written out, taken in again."""
+    mock.configure(ttft_us=2000, itl_us=1000)
+    db = str(tmp_path / "runs.db")
+    small = (
+        "--url",
+        mock.url,
+        "--num-prompts",
+        "4",
+        "--random-output-len",
+        "8",
+        "--warmup",
+        "0",
+        "--db",
+        db,
+        "--json",
+    )
+
+    def answer(code: int, *words: str) -> Any:
+        done = k2tui(tmp_path, *words)
+        assert done.returncode == code, (words, done.stderr)
+        return json.loads(done.stdout) if done.stdout else done.stderr
+
+    swept = answer(0, "sweep", "--sweep", "4", "--label", "swept", *small)
+    assert [r["concurrency"] for r in swept["runs"]][:3] == [1, 2, 4] and "knee" in swept
+    noise = answer(0, "aa", "--repeats", "3", "--concurrency", "2", *small)
+    assert len(noise["runs"]) == 6
+    assert {n["metric"] for n in noise["noise"]} >= {"output_throughput", "tpot_p50"}
+    assert all(n["relative"] >= 0 and n["pairs"] == 3 for n in noise["noise"])
+    both = answer(
+        0, "run", "--against", mock.url, "--repeats", "3", "--concurrency", "2", "--label", "a", *small
+    )
+    assert len(both["runs"]) == 6 and both["comparisons"][0]["verdict"] in (
+        "same",
+        "faster",
+        "slower",
+        "unclear",
+    )
+
+    runs = answer(0, "list", "--json", "--db", db)["runs"]
+    run_id = runs[0]["run_id"]
+    with sqlite3.connect(
+        db
+    ) as store:  # a busy machine may flag any run: the baseline's own rule has its own test
+        store.execute("UPDATE run SET flags='[]'")
+    assert run_id in answer(0, "baseline", run_id, "--json", "--db", db)["runs"]
+    assert all(r["is_baseline"] for r in answer(0, "baseline", "--json", "--db", db)["runs"])
+    assert run_id in answer(0, "baseline", run_id, "--off", "--json", "--db", db)["runs"]
+    assert answer(0, "baseline", "--json", "--db", db)["runs"] == []
+    assert answer(0, "label", run_id, "named", "--tag", "t", "--json", "--db", db)["run"] == run_id
+    (named,) = answer(0, "export", "named", "--json", "--db", db)["runs"]
+    assert (named["label"], named["tag"]) == ("named", "t")
+    out = tmp_path / "runs.jsonl"
+    assert "1 runs ->" in answer(0, "export", "named", "--format", "sglang", "-o", str(out), "--db", db)
+    again = answer(0, "import", str(out), "--label", "again", "--json", "--db", db)["runs"]
+    assert len(again) == 1
+    assert answer(0, "delete", again[0], "--yes", "--json", "--db", db)["deleted"] == again
+
+    for words in (
+        ("baseline", "nobody"),
+        ("export", "nobody"),
+        ("show", "nobody"),
+        ("delete", "nobody", "--yes"),
+        ("label", "nobody", "x"),
+    ):
+        told = answer(2, *words, "--db", db)
+        assert "nobody" in told and "Traceback" not in told
+    assert "nowhere" in answer(2, "import", str(tmp_path / "nowhere.json"), "--db", db)
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"what": 1}')
+    assert "bad.json" in answer(2, "import", str(bad), "--db", db)
+    assert "--yes" in answer(2, "delete", run_id, "--db", db)
