@@ -421,6 +421,11 @@ _NUMBERS: tuple[tuple[str, Pattern], ...] = tuple(
         ("accept_length", r"^\s*(?:Average |Mean )?[Aa]ccept length:\s+([\d.]+)|['\"]accept_length['\"]:\s*([\d.]+)"),
     )
 )  # fmt: skip
+# words that note() acts upon beside those of the rules
+_TELLING = (
+    'File "', "event_loop", "Traceback", "Ignore import error", "igquit", "SIGQUIT", "hit an exception", "NCCL INFO", "spans across",
+    "Load weight begin", "ImportError", "server_args=", "Namespace(", "Error", "Exception", "Exit", "loss", "Loss",
+)  # fmt: skip
 _NUMBER_HINTS = ("requests", "prompts", "tokens", "ccept", "completed", "throughput", "total_output")
 _SERVER_ERROR = Pattern(
     r"HTTP/[\d.]+ 5\d\d|\b50[0234] (?:Service|Internal|Bad|Gateway)|\bstatus(?:_code)?[ =:]+5\d\d", re.I
@@ -524,6 +529,23 @@ class Collector:
             self._note_exception(body, line, phase, round_)
         if line.body:
             self._near.append(text if len(text) <= 400 else text[:400])
+
+    def says_nothing(self, text: str) -> bool:
+        """Could note() not change anything for this line, and for any other that differs from it in its digits only?"""
+        if any(word in text for word in _TELLING):
+            return False
+        for literal in self._words.maybe_in(text):
+            if literal not in text and not any(c.isdigit() for c in literal):
+                continue  # "::" of a stamp without its digits
+            for rule, pattern, unless in self._rules[literal]:
+                if any(c.isdigit() for c in f"{literal}{rule.pattern}{rule.unless}"):
+                    return False  # other digits may be a proof
+                if (pattern is None or pattern.search(text)) and not (unless and unless.search(text)):
+                    return False
+        low = text.lower()
+        if any(hint in low for hint in _NUMBER_HINTS):
+            return not any(pattern.search(text) for _, pattern in _NUMBERS)
+        return True
 
     def _note_exception(self, body: str, line: Line, phase: Phase, round_: int) -> None:
         match = _EXCEPTION.match(body)

@@ -48,7 +48,9 @@ class Words:
     without them is remembered."""
 
     def __init__(self, words: Iterable[str]) -> None:
-        self._words = [(word, word.encode().translate(None, _DIGITS)) for word in words]
+        listed = [(word, word.encode().translate(None, _DIGITS)) for word in words]
+        self._words = [pair for pair in listed if pair[1]]
+        self._numbers = tuple(word for word, bare in listed if not bare)  # nothing but digits
         self._known: dict[bytes, tuple[str, ...]] = {}
 
     def maybe_in(self, text: str) -> tuple[str, ...]:
@@ -61,4 +63,5 @@ class Words:
                 if len(self._known) >= _KEPT_SHAPES:
                     self._known.clear()
                 self._known[shape] = found
-        return found
+        numbers = tuple(word for word in self._numbers if word in text)
+        return found + numbers if numbers else found

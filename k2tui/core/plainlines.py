@@ -1,7 +1,8 @@
 """Runs of serving lines that change nothing: found in whole blocks of bytes, without cutting them into lines.
 
 A serving log is nearly all batch lines and answered requests. The newest few say everything that the view shows, so a run
-of them is skipped by one match, and only its newest lines are looked at later. Knows no state and no engine's events.
+of them is skipped by one match, and only its newest lines are looked at later. Chatter is learned: what was read once and said
+nothing is passed over when it comes again with other digits. Knows no state and no engine's events.
 """
 
 from __future__ import annotations
@@ -17,17 +18,9 @@ _STAMP = re.compile(rb"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:
 _ANY_STAMP = rb"[\dT:.,Z+ -]{8,40}"
 _ACCESS = rb'INFO:     [^\[\n"]*+"[A-Z]+ /[^\[\n" ]*+ HTTP/1\.1" [1-4].*+\n'
 _BATCH = rb"(?:Decode|Prefill) batch[,.] #.*+\n"
+_DIGITS = b"0123456789"
 _ANSWER_WORDS = b'"POST /'
 _ANSWER = re.compile(rb'"POST /(?:generate|v1/)[^\n"]* HTTP/1\.1" [123]')
-
-
-# a line of a serving log that holds none of these says nothing about the state
-_WORTH_READING = (
-    b"rror", b"xception", b"ailed", b"ailure", b"atal", b"raceback", b"File ", b"killed", b"Kill", b"kill_", b"llegal", b"xit", b"SIG", b"ignal", b"out of", b"emory",
-    b"timeout", b"imed out", b"raph", b"server_args", b"fired up", b"Load", b"Init", b"shard", b"%", b"hutting", b"hutdown", b"ccept len",
-    b"tarted server", b"Uvicorn", b"NCCL", b"Xid", b"lost", b"refused", b"closed", b"abort", b"Abort", b"enied", b"vLLM", b"k2tui", b"KV ",
-    b"used by", b"GET /health", b"drain", b"exiting", b"watchdog", b"Watchdog", b"JIT", b"ompil", b"orrupt", b"issing", b"nan", b"NaN", b"invalid", b"nsupported",
-)  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -51,7 +44,7 @@ class PlainLines:
         self._others: dict[
             bytes, tuple[int, bytes]
         ] = {}  # newest prefill and health line, an answered request
-        self._shapes: dict[bytes, bool] = {}  # a line without head and digits -> does it say nothing?
+        self._nothing: set[bytes] = set()  # chatter, without head and digits
         self.usual(b"")
 
     # --- finding -----------------------------------------------------------------------------------------------------
@@ -83,7 +76,7 @@ class PlainLines:
         """Pass over what says nothing from `start` on, the beginning of line `no`: (where a line must be read, how many lines
         were passed). `end` is the end of a line; carriage returns stand only before newlines."""
         stamped, head, bare, brackets = self._stamped, self._head, self._bare, self._brackets
-        shapes, at, lines = self._shapes, start, 0
+        nothing, at, lines = self._nothing, start, 0
         while at < end:
             if match := stamped.match(data, at, end):
                 stop = match.end()
@@ -95,12 +88,8 @@ class PlainLines:
                         break
             elif match := head.match(data, at, end):
                 stop, count = data.find(b"\n", at) + 1, 1
-                rest = data[match.end() : stop]
-                shape = rest.translate(None, b"0123456789")  # no word of those below holds a digit
-                nothing = shapes.get(shape)
-                if nothing is None:
-                    nothing = self._says_nothing(rest, shape)
-                if not nothing:
+                rest = data[match.end() : stop].rstrip(b"\r\n")
+                if rest.translate(None, _DIGITS) not in nothing and not _is_batch_or_answer(rest):
                     break
             elif match := bare.match(data, at, end):
                 stop = match.end()
@@ -115,20 +104,13 @@ class PlainLines:
             self._note(no, data, start, at, lines)
         return at, lines
 
-    def _says_nothing(self, rest: bytes, shape: bytes) -> bool:
-        """A line with a stamp, without its head: may it be passed over? The shapes of such lines are few."""
-        if b"[" in rest:
-            return False
-        if b" batch, #" in rest or b" batch. #" in rest:
-            return True
-        if b'HTTP/1.1" ' in rest:
-            return b'HTTP/1.1" 5' not in rest
-        nothing = not any(word in shape for word in _WORTH_READING)
-        if len(self._shapes) >= 1024:
-            self._shapes.clear()
-        if len(shape) <= 400:
-            self._shapes[shape] = nothing
-        return nothing
+    def learn(self, piece: bytes) -> None:
+        """That line was read in full and said nothing: lines that differ from it in their digits only say nothing either."""
+        match = self._head.match(piece)
+        if match is not None and piece.count(b"[") == self._brackets + 1 and len(piece) <= 500:
+            if len(self._nothing) >= 1024:
+                self._nothing.clear()
+            self._nothing.add(piece[match.end() :].translate(None, _DIGITS))
 
     # --- keeping -----------------------------------------------------------------------------------------------------
 
@@ -172,6 +154,15 @@ class PlainLines:
         self._batches = 0
         self._others.clear()
         return sorted(kept.items())
+
+
+def _is_batch_or_answer(rest: bytes) -> bool:
+    """A form of them that the quick patterns do not know; torn lines hold another bracket."""
+    if b"[" in rest:
+        return False
+    return (
+        b" batch, #" in rest or b" batch. #" in rest or (b'HTTP/1.1" ' in rest and b'HTTP/1.1" 5' not in rest)
+    )
 
 
 def _line_at(run: Run, at: int) -> tuple[int, bytes]:

@@ -236,8 +236,9 @@ class _Lane:
         ):
             start.is_proved = True
 
-    def take(self, line: Line, *, is_plain: bool = False) -> None:
-        """is_plain: a batch or health line out of thousands, of which only the newest were kept."""
+    def take(self, line: Line, *, is_plain: bool = False) -> bool:
+        """is_plain: a batch or health line out of thousands, of which only the newest were kept. False: it said nothing, and
+        neither would a line that differs from it in its digits only."""
         if line.wrap_s is not None:
             line = self._timed(line)
         start = self._start
@@ -247,7 +248,7 @@ class _Lane:
                 if line.at_s is not None:
                     self._log_s = start.last_s = line.at_s
                 self._apply(event, line)
-            return
+            return True
         start.last_line, start.skipped = line, None
         if line.at_s is not None:
             self._log_s = line.at_s
@@ -274,6 +275,7 @@ class _Lane:
             if isinstance(event, PhaseEdge) and _COMPILES.search(line.body):
                 self._start.compile_line = line
         self._collector.note(line, self._start.phase, self._start.round, self._engine)
+        return event is not None or not self._collector.says_nothing(line.text)
 
     def _timed(self, line: Line) -> Line:
         """A line without a stamp of its own takes its wrapper's, moved by the time zones' difference; a wrapper whose
@@ -1066,12 +1068,14 @@ class LoadTracker:
         if self._can_skip() and self._plain.skim(no, piece + b"\n", 0, len(piece) + 1)[1]:
             self._lane.skipped(no, piece)
             return
+        can_skip = self._can_skip()
         lines = self._reader.read(no, piece)
         if lines:
             text = lines[-1].text.encode()
             self._plain.usual(piece[: -len(text)] if piece.endswith(text) else b"\x00")
-        for line in lines:
-            self._take(line, now_s)
+        said = [self._take(line, now_s) for line in lines]
+        if said == [False] and can_skip:
+            self._plain.learn(piece)
 
     def _flush(self) -> None:
         """The plain lines that were kept, in order, before anything else changes the state or is asked for it."""
@@ -1086,7 +1090,7 @@ class LoadTracker:
         for line in lines:
             self._take(line, now_s)
 
-    def _take(self, line: Line, now_s: float) -> None:
+    def _take(self, line: Line, now_s: float) -> bool:
         if line.source and line.source in self._lanes:
             self._lane = self._lanes[line.source]
         elif line.source and self._is_name(line.source):
@@ -1095,7 +1099,7 @@ class LoadTracker:
             if len(self._lanes) < _MAX_LANES:
                 self._lane = self._open_lane(line.source)
                 self._lane.arrived(now_s)
-        self._lane.take(line)
+        return self._lane.take(line)
 
     def _is_name(self, source: str) -> bool:
         """Is it a container's name? "sglang-1" is; any other word must come twice ("GPU | ..." may be a table)."""

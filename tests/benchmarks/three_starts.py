@@ -120,10 +120,13 @@ def killed(args: argparse.Namespace, model: Path, log: Path) -> dict[str, object
         end(server)
 
 
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 def taken(args: argparse.Namespace, model: Path, log: Path) -> dict[str, object]:
-    with ThreadingHTTPServer(
-        ("127.0.0.1", args.port), SimpleHTTPRequestHandler
-    ) as other:  # somebody else's server
+    with ThreadingHTTPServer(("127.0.0.1", args.port), Quiet) as other:  # somebody else's server
         threading.Thread(target=other.serve_forever, daemon=True).start()
         server = start(args, model, log)
         try:

@@ -124,6 +124,21 @@ def test_a_second_container_is_noticed_among_bulk_lines():
     assert set(tracker.views(NOW)) == {"llm-1", "llm-2"}
 
 
+def test_chatter_of_a_serving_log_is_read_once():
+    chatter = [
+        b"[2026-11-29 18:10:%02d TP0] Received output for rid=%d but the state was deleted in TokenizerManager.\n"
+        % (n % 60, n)
+        for n in range(3000)
+    ]
+    tracker = load_tracker()
+    tracker.feed(b"".join(_SERVING), NOW)
+    before = tracker._lane._lines
+    tracker.feed(b"".join(chatter), NOW)
+    assert tracker._lane._lines - before < 20
+    tracker.feed(b"[2026-11-29 18:11:00 TP0] torch.OutOfMemoryError: CUDA out of memory.\n", NOW)
+    assert tracker.findings()[-1].line.no == len(_SERVING) + 3001
+
+
 _BULK = [
     b"[2026-11-29 18:10:00 TP0] Decode batch, #running-req: 3, #token: 21, accept len: 1.93, gen throughput (token/s): 3.12, #queue-req: 0\n",
     b"[2026-11-29 18:10:01 TP0] Decode batch, #running-req: 9, #token: 21, accept len: 1.05, gen throughput (token/s): 7.12, #queue-req: 4\n",
@@ -142,6 +157,12 @@ _BULK = [
     b"[2026-11-29 18:10:10] server_args=ServerArgs(model_path='/models/other', tp_size=2, port=30000)\n",
     b"[2026-11-29 18:10:11 TP0] Load weight begin. avail mem=138.34 GB\n",
     b"[2026-11-29 18:10:12] The server is fired up and ready to roll!\n",
+    b"[2026-11-29 18:10:13] accept failed: too many clients, got signal: 2\n",
+    b"[2026-11-29 18:10:13] accept failed: too many clients, got signal: 1\n",
+    b"[2026-11-29 18:10:14] GPU 3 has fallen off the bus\n",
+    b"[2026-11-29 18:10:15] write: No space left on device\n",
+    b"[2026-11-29 18:10:16 TP0] write: 12 MiB left on device\n",
+    b"[2026-11-29 18:10:17] Received sigquit from a child proc\n",
     b"\n",
 ]  # fmt: skip
 _BULK_VLLM = [
