@@ -29,7 +29,9 @@ from k2tui.eagle3.ttt import TttOptions
 from k2tui.errors import K2Error
 
 NOTHING = 1.05  # an accept length below this is nothing accepted
-BETTER = 1.15  # another set of layers must be accepted that many times longer to be named
+BETTER = (
+    1.05  # another set of layers, on the same samples, must be accepted that many times longer to be named
+)
 MOST_SETS = 120
 
 
@@ -168,7 +170,7 @@ def _by_trial(
             Finding(
                 "layers",
                 False,
-                f"fed {list(served)} as SGLang {version} will, {as_fed:.2f} tokens are accepted; fed {list(best)}, {length:.2f}: it was trained on those layers",
+                f"fed {list(served)} as SGLang {version} will, {as_fed:.2f} tokens are accepted; fed {list(best)}, {length:.2f}: it was trained on those layers, or on ones beside them",
             )
         )
     elif as_fed < NOTHING:
@@ -207,7 +209,6 @@ def _best(
     """The set of layers along which the draft is accepted longest, and how long."""
     sets = list(combinations(there, len(served)))[:MOST_SETS]
     tried: list[tuple[float, tuple[int, ...]]] = []
-    samples = samples[:4]
     for chosen in dict.fromkeys([served, *sets]):
         report = evaluate(
             module,
