@@ -80,13 +80,18 @@ def histogram(
     return [title, *(f"  {line}" for line in grid(["ms", "n", ""], body, [True, True, False]))]
 
 
+_PLAIN = str.maketrans({"…": "~", "─": "-", "–": "-"})
+
+
 def request_lines(records: Sequence[RequestRecord], width: int, *, ascii_only: bool = False) -> list[str]:
     """The timeline, then the distributions, lines of at most `width` cells."""
-    return [
+    found = [
         *timeline(records, width, ascii_only=ascii_only),
         "",
         *distributions(records, width, ascii_only=ascii_only),
     ]
+    lines = [fit(line, width) for line in found]
+    return [line.translate(_PLAIN) for line in lines] if ascii_only else lines
 
 
 def distributions(

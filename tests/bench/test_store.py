@@ -387,3 +387,28 @@ def test_verbs_change_and_delete(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert rows(5, db) == []
     assert main(["bench", "show", "last", "--db", str(db)]) == 2
     assert "no benchmark run" in capsys.readouterr().err
+
+
+def test_the_dashboards_door_to_the_store(own_home: Path) -> None:
+    """What the bench screen orders, against a real store."""
+    from k2tui import config
+    from k2tui.monitor import Monitor
+
+    with BenchDb() as db:
+        first, second = put(db), put(db, at=2000.0, label="b", sweep="T")
+    monitor = Monitor(config.load(None))
+    monitor.label_run(first, "night", "july")
+    assert set(monitor.set_baseline(second, True)) == {second}
+    by = {r.run_id: r for r in rows()}
+    assert (by[first].label, by[first].tag) == ("night", "july")
+    assert by[second].is_baseline and not by[first].is_baseline
+    for width in (60, 150):
+        for plain in (True, False):
+            lines = monitor.run_requests(first, width, plain)
+            assert all(cells(line) <= width for line in lines)
+            assert len([line for line in lines if line.lstrip()[:1].isdigit()]) >= 4
+            assert not plain or all(line.isascii() for line in lines)
+    monitor.delete_run(second)
+    assert [r.run_id for r in rows()] == [first]
+    with pytest.raises(K2Error):
+        monitor.run_requests(second, 80, True)

@@ -144,14 +144,11 @@ class BenchScreen(Deck):
                 bt.figure(row.output_throughput),
                 Seg(f" tok/s, {row.completed}/{row.num_requests} requests", "dim"),
             ),
-            text_line(
-                "Its figures and its requests are removed from the store. There is no way back.", "warn"
-            ),
+            text_line("Its figures and its requests leave the store.", "warn"),
+            text_line("There is no way back.", "warn"),
         ]
         if row.is_baseline:
-            lines.append(
-                text_line("It is a baseline: the others lose what they are measured against.", "bad")
-            )
+            lines.append(text_line("It is the baseline of its workload.", "bad"))
 
         def answer(agreed: bool | None) -> None:
             if agreed:
