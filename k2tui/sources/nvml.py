@@ -61,9 +61,10 @@ _SLOWEST_S = 60.0
 _PCIE_EVERY_S = 20.0  # the call samples for 20 ms, twice
 _WATCHED_S = 1.9  # of 2 s, so that a round which begins early still counts
 _WATCHED = ("pcie", "usage", "fields")  # what a closer look at one GPU asks often, whatever it costs
-# A getter waits at least cost x GPUs x this: 2.5 ms on 8 GPUs = 30 s, on 2 GPUs 7.5 s; all of one kind then cost 0.07 % of a core.
-_SLOW_SHARE = 1500.0
-_FAST_SHARE = 400.0  # for figures that are wanted each second: skipped now and then only where they cost much
+# A getter waits at least cost x GPUs x this x the number of costly kinds: together they then cost 0.1 % of a core, on any number of GPUs.
+_SLOW_SHARE = 1000.0
+_FAST_SHARE = 800.0  # for figures that are wanted each second: skipped now and then only where they cost much
+_COSTLY_S = 1e-4
 _EACH_SECOND = ("memory", "utilization", "power", "compute")
 _OFTEN_S = 1.5  # a shorter wait than this is no other than asking each second
 _STUCK_S = 1.0
@@ -93,6 +94,7 @@ class _Slot:
     cost_s: float = 0.0  # of the last call
     asked: int = 0
     is_watched: bool = False
+    needs_two: bool = False  # two calls make its first figure: a rate
 
 
 class _Rate:
@@ -200,6 +202,8 @@ class _Device:
         }
         for key in _EACH_SECOND:
             self.slots[key].share = 0.0
+        self.slots["fields"].needs_two = True
+        self.costly = 10  # kinds of slow figures that cost something: a guess until they were asked
         self.order = list(self.slots.values())
         self.fast = [slot for slot in self.order if slot.every_s == always]
         self.slow = [slot for slot in self.order if slot.every_s != always]
@@ -348,6 +352,7 @@ class _Device:
         if not self.lost and self.slow_due <= now:
             self.lost = self._ask(self.slow, now)
             self.slow_due = min(slot.due for slot in self.slow)
+            self.costly = max(1, sum(slot.cost_s > _COSTLY_S and slot.due != math.inf for slot in self.slow))
             self.slow_figures = self._slow_figures()
         self.last = self._compose_lost(wall_s) if self.lost else self._compose(now, wall_s)
         return self.last
@@ -388,7 +393,9 @@ class _Device:
             if slot.due == math.inf:
                 continue
             # the smaller of two: a call that was only interrupted is no costly one
-            wait = min(_SLOWEST_S, min(cost, slot.cost_s) * len(self.sampler.devices) * slot.share)
+            known = min(cost, slot.cost_s) if slot.asked != 1 or slot.needs_two else cost
+            kinds = self.costly if slot.share == _SLOW_SHARE else 1
+            wait = min(_SLOWEST_S, known * len(self.sampler.devices) * slot.share * kinds)
             slot.cost_s = cost
             if cost > _SLOW_CALL_S:
                 wait = max(wait, min(_SLOWEST_S, cost * _SLOW_FACTOR))
@@ -396,7 +403,7 @@ class _Device:
                 wait = min(wait, _WATCHED_S)
                 slot.due = min(slot.due, now + _WATCHED_S) if not slot.code else slot.due
             if wait > slot.every_s and wait > _OFTEN_S:
-                if slot.asked == 2:  # from here on the GPUs take turns
+                if slot.asked == 2 or (slot.asked == 1 and not slot.needs_two):  # from here on the GPUs take turns
                     wait *= 0.5 + self.index / max(1, len(self.sampler.devices)) / 2
                 slot.due = max(slot.due, now + wait)
         return ""
