@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from k2tui.core.snapshot import Snapshot
 from k2tui.errors import NotReadyError
 
 if TYPE_CHECKING:
-    from k2tui.core.gpu_series import GpuCurves
-    from k2tui.core.ports import Backend, LogPort
+    from k2tui.core.ports import Backend
 
 
 class LateBackend:
-    """make() is called by start(), which the app runs off its event loop. Until then the snapshot is empty."""
+    """make() is called by start(), which the app runs off its event loop. Until then the snapshot is empty, and every other
+    call of a Backend raises NotReadyError; afterwards it is the real one's."""
 
     def __init__(self, make: Callable[[], Backend]) -> None:
         self._make = make
@@ -42,48 +42,18 @@ class LateBackend:
     def snapshot(self) -> Snapshot:
         return self._real.snapshot() if self._real is not None else Snapshot(taken_s=time.time())
 
-    @property
-    def _ready(self) -> Backend:
-        if self._real is None:
-            raise NotReadyError("still starting", "try again in a moment")
-        return self._real
-
-    def log(self, key: str) -> LogPort:
-        return self._ready.log(key)
-
-    def preview(self, stage: str, params: Mapping[str, Any]) -> Sequence[str]:
-        return self._ready.preview(stage, params)
-
-    def submit(self, stage: str, params: Mapping[str, Any]) -> str:
-        return self._ready.submit(stage, params)
-
-    def stop_job(self, job_id: str) -> None:
-        self._ready.stop_job(job_id)
-
-    def retry_job(self, job_id: str) -> str:
-        return self._ready.retry_job(job_id)
-
-    def set_task(self, task_id: str, **changes: str) -> None:
-        self._ready.set_task(task_id, **changes)
-
-    def add_task(self, content: str, priority: str = "medium") -> None:
-        self._ready.add_task(content, priority)
-
-    def move_task(self, task_id: str, other_id: str) -> None:
-        self._ready.move_task(task_id, other_id)
-
-    def report(self, server_key: str) -> str:
-        return self._ready.report(server_key)
-
-    def end_processes(self, targets: Sequence[tuple[int, float]], how: str = "end") -> str:
-        return self._ready.end_processes(targets, how)
-
-    def describe_process(self, pid: int, started_s: float) -> Sequence[str]:
-        return self._ready.describe_process(pid, started_s)
-
-    def watch_gpu(self, index: int | None) -> None:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
         if self._real is not None:
-            self._real.watch_gpu(index)
+            return getattr(self._real, name)
 
-    def gpu_curves(self, start_s: float, end_s: float, steps: int = 0) -> GpuCurves:
-        return self._ready.gpu_curves(start_s, end_s, steps)
+        def not_yet(*_args: object, **_kw: object) -> Any:
+            raise NotReadyError("still starting", "try again in a moment")
+
+        return not_yet
+
+
+def late(make: Callable[[], Backend]) -> Backend:
+    """The Backend that make() will give."""
+    return cast("Backend", LateBackend(make))

@@ -87,10 +87,10 @@ def show_backend(
     if wants_plain or os.environ.get("TERM", "") in ("dumb", "") or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _plain(make(), config, args)
     _check_terminal()
-    from k2tui.tui.late import LateBackend
+    from k2tui.tui.late import late
     from k2tui.tui.launch import run_app
 
-    return run_app(LateBackend(make), _settings(config, args, replay), theme_tables=_themes())
+    return run_app(late(make), _settings(config, args, replay), theme_tables=_themes())
 
 
 def _check_replay(path: Path) -> None:
