@@ -122,10 +122,10 @@ def _pack(stamps: array[int]) -> bytes:
     """Stamps as zlib of first value and gaps; 4-byte gaps when they fit."""
     if not stamps:
         return b""
-    gaps = array("Q", [stamps[0]]) + array("Q", map(sub, stamps[1:], stamps[:-1]))
+    gaps = [stamps[0], *map(sub, stamps[1:], stamps)]
     if max(gaps) < 1 << 32:
         return b"I" + zlib.compress(array("I", gaps).tobytes(), 1)
-    return b"Q" + zlib.compress(gaps.tobytes(), 1)
+    return b"Q" + zlib.compress(array("Q", gaps).tobytes(), 1)
 
 
 def _unpack(blob: bytes) -> array[int]:

@@ -131,12 +131,12 @@ class Metric:
     n: int = 0
 
 
-def inter_token_gaps(record: RequestRecord, out: array[int], chunks: array[int]) -> None:
+def inter_token_gaps(record: RequestRecord, out: list[int], chunks: list[int]) -> None:
     """Append the request's ITL samples (one a token) to `out` and its chunk gaps to `chunks`, both in ns."""
     stamps, tokens = record.stamps_ns, record.tokens
     if len(stamps) < 2:
         return
-    gaps = array("q", map(sub, stamps[1:], stamps[:-1]))
+    gaps = list(map(sub, stamps[1:], stamps))
     chunks.extend(gaps)
     if record.output_tokens == len(stamps):
         out.extend(gaps)
@@ -280,8 +280,8 @@ def summarize(
             inside = tokens_between(ok, (lo, hi))[0]
             one.append(("output_throughput_steady", inside / ((hi - lo) / 1e9), "tok/s"))
             one.append(("steady_window", (hi - lo) / 1e9, "s"))
-    itl: array[int] = array("q")
-    icl: array[int] = array("q")
+    itl: list[int] = []
+    icl: list[int] = []
     for r in ok:
         inter_token_gaps(r, itl, icl)
     events = sum(len(r.stamps_ns) for r in ok)

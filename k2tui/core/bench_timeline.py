@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 from k2tui.core.bench_record import RequestRecord, inter_token_gaps
@@ -99,8 +98,8 @@ def distributions(
 ) -> list[str]:
     """TTFT, ITL and E2E of the completed requests."""
     ok = [r for r in records if r.is_ok]
-    itl: array[int] = array("q")
-    icl: array[int] = array("q")
+    itl: list[int] = []
+    icl: list[int] = []
     for r in ok:
         inter_token_gaps(r, itl, icl)
     parts = (
