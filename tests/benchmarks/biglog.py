@@ -233,7 +233,7 @@ def main() -> int:
     with path.open("rb") as fh:  # the same page cache for everybody
         while fh.read(16 << 20):
             pass
-    say(f"{path}: {size:,} bytes, {STARTS} starts, load of this machine {os.getloadavg()[0]:.1f}\n")
+    say(f"{path.name}: {size:,} bytes, {STARTS} starts, load of this machine {os.getloadavg()[0]:.1f}\n")
 
     words, peak = child(OPEN + PEAK, str(path))
     say(f"open and last lines            {float(words[0]):8.3f} s")
