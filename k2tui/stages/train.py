@@ -21,7 +21,11 @@ _OWN = ("states", "target", "out", "profile", "gpus", "nproc")
 
 def _gpus(value: Any) -> list[int]:
     """[0, 1] of "0,1" or of a list. Raises UsageError."""
-    text = ",".join(str(v) for v in cast(list[Any], value)) if isinstance(value, list | tuple) else str(value or "")
+    text = (
+        ",".join(str(v) for v in cast(list[Any], value))
+        if isinstance(value, list | tuple)
+        else str(value or "")
+    )
     try:
         return [int(p) for p in text.replace(" ", "").split(",") if p]
     except ValueError:
@@ -83,7 +87,11 @@ STAGE = Stage(
     title="Train the draft",
     help="train an EAGLE-3 draft on captured states; resumes by itself, exports what SGLang and vLLM load",
     order=50,
-    fields=(("states", "states", "what extract wrote"), ("target", "", "folder of the target model; empty = the profile's"), ("out", "draft", "a folder for saves and drafts")),
+    fields=(
+        ("states", "states", "what extract wrote"),
+        ("target", "", "folder of the target model; empty = the profile's"),
+        ("out", "draft", "a folder for saves and drafts"),
+    ),
     plan=_plan,
     key="t",
     resumes="its last save",

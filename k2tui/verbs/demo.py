@@ -20,10 +20,22 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--headless", action="store_true", help="no dashboard: start, benchmark, print, stop")
-    parser.add_argument("--pipeline", action="store_true", help="run the whole pipeline to the final report; with --headless print it")
-    parser.add_argument("--port", type=int, help="port of the tiny server (default: the profile's, or the next free one)")
+    parser.add_argument(
+        "--pipeline",
+        action="store_true",
+        help="run the whole pipeline to the final report; with --headless print it",
+    )
+    parser.add_argument(
+        "--port", type=int, help="port of the tiny server (default: the profile's, or the next free one)"
+    )
     parser.add_argument("--keep", action="store_true", help="with --headless: leave the server running")
-    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="with --headless: give up after S seconds (default 180; 1800 with --pipeline)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="with --headless: give up after S seconds (default 180; 1800 with --pipeline)",
+    )
     parser.add_argument("--config", help="config file to read last")
     parser.add_argument("--json", action="store_true", help="with --headless: the figures as JSON")
 
@@ -34,7 +46,11 @@ def _live_demo_server() -> Any:
     from k2tui.jobs import folder
 
     for job in server_jobs(folder.list_jobs()):
-        if is_live(job) and job.spec.params.get("engine") == "local" and job.spec.params.get("profile") == "tiny":
+        if (
+            is_live(job)
+            and job.spec.params.get("engine") == "local"
+            and job.spec.params.get("profile") == "tiny"
+        ):
             return job
     return None
 
@@ -54,7 +70,10 @@ def start_server(config: Any, port: int | None, args: Sequence[str] = ()) -> tup
         return submit_stage(config, "serve", {"profile": "tiny", "port": chosen, "args": list(args)}), True
     except K2Error as err:
         if "needs the package" in err.message:
-            raise K2Error(err.message, "install it: pip install 'k2tui[local]' (in a checkout: pip install -e '.[local]')") from None
+            raise K2Error(
+                err.message,
+                "install it: pip install 'k2tui[local]' (in a checkout: pip install -e '.[local]')",
+            ) from None
         raise
 
 
@@ -73,7 +92,9 @@ def headless(args: argparse.Namespace) -> int:
     job_id, started = start_server(loaded, args.port)
     try:
         if not args.json:
-            print("k2tui demo: the embedded engine on the tiny shipped model (for trying the pipeline; SGLang is what you outgrow it to)")
+            print(
+                "k2tui demo: the embedded engine on the tiny shipped model (for trying the pipeline; SGLang is what you outgrow it to)"
+            )
         view = wait_ready(job_id, timeout_s=timeout_s, quiet=args.json)
         load = view.load
         if load.state is not State.READY:
@@ -83,9 +104,22 @@ def headless(args: argparse.Namespace) -> int:
         ready_s = time.monotonic() - began
         shards = f"{load.target.done}/{load.target.total}" if load.target else "?"
         if not args.json:
-            print(f"server ready after {ready_s:.1f} s, {shards} shards, {view.http.url if view.http else load.url} (job {job_id})")
+            print(
+                f"server ready after {ready_s:.1f} s, {shards} shards, {view.http.url if view.http else load.url} (job {job_id})"
+            )
         url = view.http.url if view.http else load.url
-        bench_id = submit_stage(loaded, "bench", {"url": url, "concurrency": [1, 4], "num_prompts": 8, "random_input_len": 32, "random_output_len": 32, "label": "demo"})
+        bench_id = submit_stage(
+            loaded,
+            "bench",
+            {
+                "url": url,
+                "concurrency": [1, 4],
+                "num_prompts": 8,
+                "random_input_len": 32,
+                "random_output_len": 32,
+                "label": "demo",
+            },
+        )
         bench = folder.wait(bench_id, timeout_s=timeout_s)
         if bench.state is not JobState.SUCCEEDED:
             print(f"k2tui: the benchmark did not succeed: {bench.reason or bench.state}", file=sys.stderr)
@@ -95,9 +129,22 @@ def headless(args: argparse.Namespace) -> int:
         rows.reverse()
         if args.json:
             facts = {
-                "schema": 1, "ready_s": round(ready_s, 2), "shards": {"done": load.target.done, "total": load.target.total} if load.target else None,
-                "server_job": job_id, "bench_job": bench_id, "url": url,
-                "bench": [{"concurrency": r.concurrency, "output_throughput": r.output_throughput, "tok_s_user": r.tok_s_user, "ttft_p50_ms": r.ttft_p50_ms, "errors": r.errors} for r in rows],
+                "schema": 1,
+                "ready_s": round(ready_s, 2),
+                "shards": {"done": load.target.done, "total": load.target.total} if load.target else None,
+                "server_job": job_id,
+                "bench_job": bench_id,
+                "url": url,
+                "bench": [
+                    {
+                        "concurrency": r.concurrency,
+                        "output_throughput": r.output_throughput,
+                        "tok_s_user": r.tok_s_user,
+                        "ttft_p50_ms": r.ttft_p50_ms,
+                        "errors": r.errors,
+                    }
+                    for r in rows
+                ],
             }
             print(json.dumps(facts))
         else:
@@ -129,7 +176,9 @@ def whole(args: argparse.Namespace) -> int:
     settings = [f"serve.port={args.port}"] if args.port else []
     job_id = submit_stage(loaded, "pipeline", {"file": "asset:demo", "name": "demo", "set": settings})
     if not args.json:
-        print(f"k2tui demo: the whole pipeline on the embedded engine (job {job_id}; k2tui pipeline report --file asset:demo shows how far it is)")
+        print(
+            f"k2tui demo: the whole pipeline on the embedded engine (job {job_id}; k2tui pipeline report --file asset:demo shows how far it is)"
+        )
     end = time.monotonic() + (args.timeout or 1800.0)
     shown = 0
     while True:
@@ -144,7 +193,9 @@ def whole(args: argparse.Namespace) -> int:
             break
         if time.monotonic() > end:
             folder.stop(job_id, wait_s=90)
-            print(f"k2tui: the pipeline did not end in time; its log: k2tui jobs logs {job_id}", file=sys.stderr)
+            print(
+                f"k2tui: the pipeline did not end in time; its log: k2tui jobs logs {job_id}", file=sys.stderr
+            )
             return 1
     if job.state is not JobState.SUCCEEDED:
         print(f"k2tui: the pipeline did not succeed: {job.reason or job.state}", file=sys.stderr)
@@ -153,7 +204,12 @@ def whole(args: argparse.Namespace) -> int:
     if args.json:
         from k2tui.jobs.chain import load_chain, open_run, parse_settings
 
-        print(json.dumps(open_run(loaded, load_chain("asset:demo"), settings=parse_settings(settings)).report(), ensure_ascii=False))
+        print(
+            json.dumps(
+                open_run(loaded, load_chain("asset:demo"), settings=parse_settings(settings)).report(),
+                ensure_ascii=False,
+            )
+        )
     return 0
 
 

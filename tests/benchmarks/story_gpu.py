@@ -33,7 +33,11 @@ CPU_ARGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph",
     "--disable-overlap-schedule", "--max-total-tokens", "8192",
 )  # fmt: skip
-CPU_ENV = {"STUB_ROOTS": "torchvision,soundfile,triton", "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+CPU_ENV = {
+    "STUB_ROOTS": "torchvision,soundfile,triton",
+    "TORCHDYNAMO_DISABLE": "1",
+    "SGLANG_USE_CPU_ENGINE": "1",
+}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
@@ -45,14 +49,20 @@ def run(argv: list[str], out: Path, name: str, **env: str) -> None:
     """A command with its log in OUT; raises when it fails, showing the log's end."""
     log = out / f"{name}.log"
     with log.open("a") as fh:
-        done = subprocess.run(argv, stdout=fh, stderr=subprocess.STDOUT, env={**os.environ, **env}, check=False)
+        done = subprocess.run(
+            argv, stdout=fh, stderr=subprocess.STDOUT, env={**os.environ, **env}, check=False
+        )
     if done.returncode:
         say(log.read_text(errors="replace")[-3000:])
         raise SystemExit(f"{name}: exit code {done.returncode}; the whole log: {log}")
 
 
 def k2(args: argparse.Namespace, *argv: str, name: str) -> None:
-    env = {"K2TUI_HOME": str(args.out / "home"), "K2TUI_CONFIG": str(args.out / "k2tui.toml"), "PYTHONPATH": str(ROOT)}
+    env = {
+        "K2TUI_HOME": str(args.out / "home"),
+        "K2TUI_CONFIG": str(args.out / "k2tui.toml"),
+        "PYTHONPATH": str(ROOT),
+    }
     run([sys.executable, "-m", "k2tui", *argv], args.out, name, **env)
 
 
@@ -72,7 +82,18 @@ def part_target(args: argparse.Namespace) -> None:
     if not corpus.exists():
         run([sys.executable, str(TRAIN / "corpus.py"), f"{corpus}.part", *also], out, "target")
         os.replace(f"{corpus}.part", corpus)
-    run([sys.executable, str(TRAIN / "tokenizer.py"), str(corpus), str(out / "tokenizer"), "--vocab-size", "8192"], out, "target")
+    run(
+        [
+            sys.executable,
+            str(TRAIN / "tokenizer.py"),
+            str(corpus),
+            str(out / "tokenizer"),
+            "--vocab-size",
+            "8192",
+        ],
+        out,
+        "target",
+    )
     run(
         [
             sys.executable, str(TRAIN / "train.py"), str(corpus), str(out / "tokenizer"), str(out / "target"), "--seconds", str(args.seconds),
@@ -103,9 +124,15 @@ def part_pipeline(args: argparse.Namespace) -> None:
     out: Path = args.out
     target = (out / "target.path").read_text()
     prompts = prompts_of(args, 120 if args.toy else 4000)
-    (out / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts), encoding="utf-8")
+    (out / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": p}) + "\n" for p in prompts), encoding="utf-8"
+    )
     env = {**OFFLINE, **(CPU_ENV if args.toy else {}), **dict(pair.split("=", 1) for pair in args.env)}
-    engine_args = [*(CPU_ARGS if args.toy else ("--mem-fraction-static", "0.5")), "--enable-metrics", *args.arg]
+    engine_args = [
+        *(CPU_ARGS if args.toy else ("--mem-fraction-static", "0.5")),
+        "--enable-metrics",
+        *args.arg,
+    ]
     lines = [
         'default_profile = "story"', "[profile.story]", 'engine = "sglang"', f"python = {json.dumps(str(args.sglang))}", f"model = {json.dumps(target)}",
         'served_model_name = "story-target"', f"port = {args.port}", f"args = {json.dumps(engine_args)}", "speculative_num_steps = 3",
@@ -147,7 +174,9 @@ def part_report(args: argparse.Namespace) -> None:
     outcome = json.loads((folder / "report.json").read_text(encoding="utf-8"))["outcome"]
     say((folder / "report.md").read_text(encoding="utf-8"))
     length, speed = outcome["accept_length"] or 0.0, outcome["speedup"] or 0.0
-    say(f"goal of accept length 2.0 at 3-1-4: {'met' if length >= 2 else 'not met'} ({length:.3f}; untrained {outcome['untrained_accept_length']:.3f})")
+    say(
+        f"goal of accept length 2.0 at 3-1-4: {'met' if length >= 2 else 'not met'} ({length:.3f}; untrained {outcome['untrained_accept_length']:.3f})"
+    )
     if not args.toy:
         say(f"goal of 1.2 times the single-stream speed: {'met' if speed > 1.2 else 'not met'} ({speed:.3f})")
 
@@ -179,13 +208,23 @@ PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sglang", type=Path, default=Path(sys.executable), help="Python of SGLang's environment")
+    parser.add_argument(
+        "--sglang", type=Path, default=Path(sys.executable), help="Python of SGLang's environment"
+    )
     parser.add_argument("--parts", default="target,pipeline,report,ranks")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--seconds", type=float, default=120.0, help="training time of the target")
     parser.add_argument("--port", type=int, default=30000)
-    parser.add_argument("--arg", action="append", default=[], help="further argument of SGLang (--arg=--flag)")
-    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="further variable of SGLang's environment")
+    parser.add_argument(
+        "--arg", action="append", default=[], help="further argument of SGLang (--arg=--flag)"
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="further variable of SGLang's environment",
+    )
     parser.add_argument("--wheels", type=Path)
     args = parser.parse_args()
     args.out = args.out.resolve()
