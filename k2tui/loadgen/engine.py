@@ -31,7 +31,7 @@ from k2tui.loadgen.clock import (
     have_kernel_stamps,
     realtime_offset_ns,
 )
-from k2tui.loadgen.stream import EVENT_END, Exchange, Plain, take_plain
+from k2tui.loadgen.stream import Exchange, Plain, take_plain
 
 now_ns = time.perf_counter_ns
 _READ = 1 << 18
@@ -258,6 +258,7 @@ class EpollEngine:
         lags = facts.lags
         # reads of one wake-up that look like plain token events written in one `way`: understood together
         way: Plain | None = None
+        tail = b""
         held: list[_Conn] = []
         exchanges: list[Exchange] = []
         datas: list[bytearray] = []
@@ -335,15 +336,10 @@ class EpollEngine:
                                 self._forget(conn)
                                 continue
                             data = rbuf[:n]
-                            if (
-                                ex.plain is not None
-                                and mask == plain
-                                and n < _READ
-                                and data.endswith(EVENT_END)
-                            ):
+                            if ex.plain is not None:
                                 if way is None:
-                                    way = ex.plain
-                                if ex.plain is way:
+                                    way, tail = ex.plain, ex.plain.tail
+                                if ex.plain is way and mask == plain and n < _READ and data.endswith(tail):
                                     held.append(conn)
                                     exchanges.append(ex)
                                     datas.append(data)

@@ -45,17 +45,18 @@ class _Chunks(dict[int, tuple[bytes, int]]):
 class Plain:
     """How one server writes a plain token event. One object a way, so that `is` compares."""
 
-    __slots__ = ("chunks", "null", "totals")
+    __slots__ = ("chunks", "null", "tail", "totals")
 
-    def __init__(self, null: bytes, hexadecimal: str, totals: bool) -> None:
+    def __init__(self, null: bytes, hexadecimal: str, totals: bool, tail: bytes) -> None:
         self.null = null  # its spelling of "finish_reason": null
+        self.tail = tail  # how the chunk of every such event ends
         self.chunks = _Chunks(hexadecimal)
         self.totals = totals  # events carry completion_tokens
 
 
 @cache
-def plain_way(null: bytes, hexadecimal: str, totals: bool) -> Plain:
-    return Plain(null, hexadecimal, totals)
+def plain_way(null: bytes, hexadecimal: str, totals: bool, tail: bytes) -> Plain:
+    return Plain(null, hexadecimal, totals, tail)
 
 
 class ProtocolError(Exception):
@@ -395,7 +396,10 @@ class Exchange:
         )
         for spelling in (b'"finish_reason":null', b'"finish_reason": null'):
             if spelling in payload:
-                self.plain = plain_way(spelling, hexadecimal, totals)
+                # what follows it is the same in every event, unless a number may change
+                end = payload[payload.rindex(spelling) :]
+                tail = EVENT_END if any(48 <= c <= 57 for c in end) else end + EVENT_END
+                self.plain = plain_way(spelling, hexadecimal, totals, tail)
                 return
 
     def _stamp(self, fresh: int, stamp: int) -> None:
@@ -679,15 +683,15 @@ def take_plain(
 ) -> bool:
     """Take one read of each of several streams, if each is one whole HTTP chunk with exactly one plain token event.
 
-    Every exchange must know this `plain` way, and every read must end with EVENT_END. False = nothing was taken.
+    Every exchange must know this `plain` way, and every read must end with its tail. False = nothing was taken.
     """
     k = len(reads)
     joined = b"".join(reads)
     shapes = list(map(plain.chunks.__getitem__, map(len, reads)))
     if (
-        joined.count(plain.null) != k
-        or joined.count(b"\n") != 4 * k
-        or b'"error"' in joined
+        len(joined) - len(joined.replace(b"\n", b"")) != 4 * k  # three times as fast as count
+        or b"rror" in joined  # the shorter word is found faster; a text about errors goes the longer way
+        or (plain.tail == EVENT_END and joined.count(plain.null) != k)
         or not all(read.startswith(shape[0]) for read, shape in zip(reads, shapes, strict=True))
     ):
         return False

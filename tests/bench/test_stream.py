@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from k2tui.loadgen.stream import EVENT_END, Answer, Exchange, ProtocolError, take_plain
+from k2tui.loadgen.stream import Answer, Exchange, ProtocolError, take_plain
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -180,7 +180,7 @@ def feed_together(pieces: list[list[bytes]], api: str) -> list[Exchange]:
     for at in range(max(map(len, pieces))):
         ready = [(ex, p[at]) for ex, p in zip(found, pieces, strict=True) if at < len(p) and not ex.done]
         way = next((ex.plain for ex, _ in ready if ex.plain is not None), None)
-        batch = [(ex, bytearray(d)) for ex, d in ready if way and ex.plain is way and d.endswith(EVENT_END)]
+        batch = [(ex, bytearray(d)) for ex, d in ready if way and ex.plain is way and d.endswith(way.tail)]
         taken = {ex.index for ex, _ in batch}
         exchanges, reads = [ex for ex, _ in batch], [d for _, d in batch]
         if way is None or not batch or not take_plain(way, exchanges, reads, [at] * len(batch)):
@@ -268,8 +268,14 @@ def test_streams_of_one_wake_up_are_taken_together_without_the_parser() -> None:
     assert take_plain(way, spies, [bytearray(good)] * 3, [5, 6, 7])
     assert [spy.stamps for spy in spies] == [[1, 5], [1, 6], [1, 7]] and not any(spy.slow for spy in spies)
     # one that is not plain: nothing is taken, each goes its own way
-    bad = bytearray(chunk(event(completion("", "length"))))
-    assert not take_plain(way, spies, [bytearray(good), bad, bytearray(good)], [8, 8, 8])
+    for bad in (
+        chunk(event({"error": "x", **completion("a", usage=None)})),
+        chunk(event(completion("a", usage=None)) * 2),
+        b"0" + good,
+        good[:-4] + b"\n\r\n",
+    ):
+        assert not take_plain(way, spies, [bytearray(good), bytearray(bad), bytearray(good)], [8, 8, 8])
+    assert not bytearray(chunk(event(completion("", "length")))).endswith(way.tail)
     assert [len(spy.stamps) for spy in spies] == [2, 2, 2]
 
 
