@@ -59,6 +59,12 @@ class Profile:
     description: str = ""
 
     @property
+    def url(self) -> str:
+        """Where this machine reaches its server."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
     def nnodes(self) -> int:
         return len(self.nodes) + 1
 

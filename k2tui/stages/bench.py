@@ -35,9 +35,7 @@ def plan(config: Config, params: Mapping[str, Any]) -> StagePlan:
     }
     values |= {k: v for k, v in params.items() if k in _OPTIONS and v is not None}
     if not values["url"]:
-        profile = config.get_profile(str(params.get("profile") or ""))
-        host = "127.0.0.1" if profile.host in ("0.0.0.0", "::", "") else profile.host
-        values["url"] = f"http://{host}:{profile.port}"
+        values["url"] = config.get_profile(str(params.get("profile") or "")).url
     argv = [sys.executable, "-m", "k2tui.loadgen"]
     for key, value in values.items():
         argv += _flag(key, value)

@@ -153,9 +153,7 @@ def _own_url() -> str:
         raise K2Error(
             f"the job folders cannot be read: {err.strerror or err}", "check their permissions, or give --url"
         ) from None
-    profile = load().get_profile()
-    host = "127.0.0.1" if profile.host in ("0.0.0.0", "::", "") else profile.host
-    return f"http://{f'[{host}]' if ':' in host else host}:{profile.port}"
+    return load().get_profile().url
 
 
 STOP_S = 15.0  # how long the load generator may take to store what it has

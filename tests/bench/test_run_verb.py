@@ -305,3 +305,27 @@ def test_every_action_answers_in_json_and_with_its_exit_code(mock: Any, tmp_path
     bad.write_text('{"what": 1}')
     assert "bad.json" in answer(2, "import", str(bad), "--db", db)
     assert "--yes" in answer(2, "delete", run_id, "--db", db)
+
+
+def test_the_stage_asks_for_nothing_that_the_load_generator_lacks() -> None:
+    """Every parameter of the stage is an option, every default passes its check, and an IPv6 place is a URL."""
+    import argparse
+    from dataclasses import replace
+
+    from k2tui.config import Config, Profile
+    from k2tui.loadgen import options
+    from k2tui.stages import bench as stage
+
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser)
+    assert set(stage._OPTIONS) <= {action.dest for action in parser._actions}
+    config = replace(Config(), profiles={"p": Profile(name="p", host="::1", port=31499)}, default_profile="p")
+    plan = stage.plan(config, {"label": "x", "flush_cache": True})
+    args = parser.parse_args(plan.argv[3:])
+    options.check(args)
+    assert (args.url, args.label, args.flush_cache, args.concurrency) == (
+        "http://[::1]:31499",
+        "x",
+        True,
+        (1, 4, 8),
+    )
