@@ -103,23 +103,6 @@ class Backend(Protocol):
         """A benchmark run request by request on one time line, and its distributions; lines of at most `width` cells."""
         ...
 
-    def label_run(self, run_id: str, label: str | None, tag: str | None) -> None:
-        """Rename or tag a benchmark run (None: as it was)."""
-        ...
-
-    def set_baseline(self, run_id: str, on: bool) -> Sequence[str]:
-        """Make the run, with its sweep, the baseline of its workload, or no longer; returns the ids. A run that is not
-        valid is refused."""
-        ...
-
-    def delete_run(self, run_id: str) -> None:
-        """Remove a benchmark run for good."""
-        ...
-
-    def run_requests(self, run_id: str, width: int, ascii_only: bool) -> Sequence[str]:
-        """A benchmark run request by request on one time line, and its distributions; lines of at most `width` cells."""
-        ...
-
     def report(self, server_key: str) -> str:
         """A report for an issue tracker about one server (versions, argv, proving lines; no secrets)."""
         ...

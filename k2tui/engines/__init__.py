@@ -39,7 +39,10 @@ class Engine:
 def no_nodes(profile: Any) -> None:
     """Raises UsageError for a profile that wants several machines of an engine that k2tui starts on one only."""
     if profile.nodes or profile.node_rank:
-        raise UsageError(f"profile {profile.name!r}: engine {profile.engine!r} runs on one machine here", "`nodes` is for engine sglang")
+        raise UsageError(
+            f"profile {profile.name!r}: engine {profile.engine!r} runs on one machine here",
+            "`nodes` is for engine sglang",
+        )
 
 
 def names() -> list[str]:
