@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import free_port
 
 from k2tui.benchdb import BenchDb
 
@@ -32,10 +32,16 @@ pytestmark = [
 STEPS = 3  # speculative_num_steps; a chain, so 4 tokens are verified and 3 are drafts
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory, sglang_venv: Path) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("spec")
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "VENV": str(sglang_venv), "PORT": str(free_port(31450))}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "VENV": str(sglang_venv), "PORT": str(_free_port())}
     make = [str(sglang_venv / "bin/python"), str(KIT / "tiny_models.py")]
     target, draft = str(folder / "target"), str(folder / "draft")
     for words in (("llama", target, "6"), ("draft", target, draft)):
