@@ -225,7 +225,7 @@ def sglang_python(load: Load, url: str, work: Path, opt: Options) -> Run:
     out.unlink(missing_ok=True)
     env = {
         "PYTHONPATH": opt.python.get("sglang_stubs", ""),
-        "STUB_ROOTS": "torchvision,soundfile,triton",
+        "STUB_ROOTS": "torchvision,soundfile,triton,datasets",
         "HF_HUB_OFFLINE": "1",
     }
     argv = [
@@ -464,13 +464,15 @@ def part_open(names: list[str], mock: Mock, work: Path, opt: Options) -> dict[st
     return found
 
 
-def arrival_rate(dump: Path, n: int) -> dict[str, float]:
-    """Rate and gap CV of the last n requests as the server read them."""
+def arrival_rate(dump: Path, n: int) -> dict[str, float] | None:
+    """Rate and gap CV of the last n requests as the server read them; None when fewer came."""
     import struct
 
     raw = dump.read_bytes()
     count, size = struct.unpack_from("QQ", raw)
     at = sorted(struct.unpack_from("IIQQ", raw, 32 + i * size)[3] for i in range(count))[-n:]
+    if len(at) < n:
+        return None
     gaps = [(b - a) / 1e9 for a, b in itertools.pairwise(at)]
     mean = sum(gaps) / len(gaps)
     return {"rate": 1 / mean, "cv": (sum((g - mean) ** 2 for g in gaps) / len(gaps)) ** 0.5 / mean}
@@ -540,8 +542,12 @@ def render(data: dict[str, Any]) -> str:
         for name, o in opened.items():
             sched = o["capped"]["ttft_sched"].get("p99")
             said_p99 = o["capped"]["ttft"].get("p99")
+            rate = o["rate"]
+            came = (
+                f"{rate['rate']:.1f}/s | {rate['cv']:.2f}" if rate else f"failed: {o['free']['note'][:60]} | "
+            )
             lines.append(f"| {name} | {'–' if said_p99 is None else f'{said_p99:,.0f}'} | {'not told' if sched is None else f'{sched:,.0f}'} "
-                         f"| {o['rate']['rate']:.1f}/s | {o['rate']['cv']:.2f} |")  # fmt: skip
+                         f"| {came} |")  # fmt: skip
         lines.append("")
     return "\n".join(lines)
 
