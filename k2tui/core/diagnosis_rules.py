@@ -424,16 +424,19 @@ _NUMBERS: tuple[tuple[str, Pattern], ...] = tuple(
 # words that note() acts upon beside those of the rules
 _TELLING = (
     'File "', "event_loop", "Traceback", "Ignore import error", "igquit", "SIGQUIT", "hit an exception", "NCCL INFO", "spans across",
-    "Load weight begin", "ImportError", "server_args=", "Namespace(", "Error", "Exception", "Exit", "loss", "Loss",
+    "Load weight begin", "ImportError", "server_args=", "Namespace(", "Error", "Exception", "Exit",
 )  # fmt: skip
 _NUMBER_HINTS = ("requests", "prompts", "tokens", "ccept", "completed", "throughput", "total_output")
+# what a client's line about a failed request holds
+_CLIENT_WORDS = (
+    "http/", "status", "service", "internal", "bad", "gateway", "connect", "timeout", "clientos",
+)  # fmt: skip
 _SERVER_ERROR = Pattern(
     r"HTTP/[\d.]+ 5\d\d|\b50[0234] (?:Service|Internal|Bad|Gateway)|\bstatus(?:_code)?[ =:]+5\d\d", re.I
 )
-_CLIENT_ERROR = Pattern(
-    r"ConnectionResetError|Connection reset|ServerDisconnected|ClientConnectorError|ClientOSError|onnection refused|Connect call failed|Cannot connect to host|ReadTimeout|TimeoutError|Connection aborted|RemoteDisconnected",
-    re.I,
-)
+_CLIENT_ERRORS = (
+    "connectionreseterror", "connection reset", "serverdisconnected", "clientconnectorerror", "clientoserror", "onnection refused", "connect call failed", "cannot connect to host", "readtimeout", "timeouterror", "connection aborted", "remotedisconnected",
+)  # fmt: skip
 
 
 class Collector:
@@ -530,8 +533,15 @@ class Collector:
         if line.body:
             self._near.append(text if len(text) <= 400 else text[:400])
 
-    def says_nothing(self, text: str) -> bool:
-        """Could note() not change anything for this line, and for any other that differs from it in its digits only?"""
+    def says_nothing(self, text: str, *, in_training: bool = False) -> bool:
+        """Could note() not change anything for this line, and for any other that differs from it in its digits only?
+        in_training: but for its loss and accuracy (see `signal`); a client's words count too."""
+        if in_training:
+            low = text.lower()
+            if any(word in low for word in _CLIENT_WORDS):
+                return False
+        elif "loss" in text or "Loss" in text:
+            return False
         if any(word in text for word in _TELLING):
             return False
         for literal in self._words.maybe_in(text):
@@ -599,31 +609,42 @@ class Collector:
             if (names_status or "http/" in low or "status" in low) and _SERVER_ERROR.search(text):
                 self.server_errors += 1
                 self.lines.setdefault("server error", line)
-            elif ("connect" in low or "timeout" in low or "clientos" in low) and _CLIENT_ERROR.search(text):
+            elif ("connect" in low or "timeout" in low or "clientos" in low) and any(
+                word in low for word in _CLIENT_ERRORS
+            ):
                 self.client_errors += 1
                 self.lines.setdefault("client error", line)
         if "loss" in low:
             self._note_loss(low, line)
 
     def _note_loss(self, text: str, line: Line) -> None:
-        loss, acc = _LOSS.search(text), _ACC.search(text)
-        if loss is None or acc is None:
-            return
-        if loss[1] == "nan":
+        told = signal(text)
+        if told == "nan":
             self.lines.setdefault("nan loss", line)
-            return
-        try:
-            is_dead = float(loss[1]) < 0.005 and float(acc[1]) < 0.005
-        except ValueError:
-            return
-        if not is_dead:
+        elif told == "alive":
             self.dead_steps, self.dead_lines = None, 0
+        if told != "dead":
             return
         step = _STEP.search(text)
         at = int(step[1]) if step else self.dead_lines
         self.dead_lines += 1
         self.dead_steps = (self.dead_steps[0] if self.dead_steps else min(at, 1), at)
         self.lines["dead step"] = line
+
+
+def signal(low: str) -> str:
+    """What a training step's loss and accuracy say: "alive", "dead" (both nearly 0), "nan", or "" (it does not tell both)."""
+    if "acc" not in low:
+        return ""
+    loss, acc = _LOSS.search(low), _ACC.search(low)
+    if loss is None or acc is None:
+        return ""
+    if loss[1] == "nan":
+        return "nan"
+    try:
+        return "dead" if float(loss[1]) < 0.005 and float(acc[1]) < 0.005 else "alive"
+    except ValueError:
+        return ""
 
 
 def stage_of(finding: Finding) -> Phase | None:

@@ -14,7 +14,9 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
+from k2tui.core.barlines import BarLines, Run
 from k2tui.core.diagnosis import Collector, Facts, Finding, Verdict, advice_for, decide, same_model
+from k2tui.core.diagnosis_rules import signal
 from k2tui.core.eta import EtaModel, LinearEta, Progress, StartRecord
 from k2tui.core.events import (
     Answered,
@@ -53,7 +55,7 @@ _ORDER = {
 }
 _CLIENT_PHASES = frozenset({Phase.TRAIN, Phase.EXTRACT, Phase.BENCH, Phase.MONITOR})
 _KEEP_STARTS = 50
-_STEP_B = 32 << 10  # read line by line; then: does it serve by now?
+_STEP_B = 8 << 10  # read line by line; then: does it serve by now?
 _PARSED_CHARS = 8192  # of a longer line, both ends are looked at (the line with the arguments is read whole)
 
 
@@ -204,6 +206,9 @@ class _Lane:
         self._wrap_offset: float | None = None
         self._own_stamps = False
         self._phase_left_s: float | None = None
+        self._newest: tuple[Line, Event | None, str] | None = (
+            None  # line, what it says, the engine it looks like
+        )
         self.provisional: Callable[[], Bar | None] = lambda: None
         self.before_event: Callable[[], None] = lambda: None
 
@@ -224,6 +229,61 @@ class _Lane:
     def skipped(self, no: int, piece: bytes) -> None:
         """A plain line was passed over: it is the newest one all the same."""
         self._start.skipped = (no, piece)
+
+    @property
+    def client_bar(self) -> tuple[int, object] | None:
+        """While a trainer or another client draws a bar: its count, and the place that decides what its lines say."""
+        start, bar = self._start, self._start.bar
+        if (
+            bar is None
+            or bar.elapsed_s is None
+            or start.phase not in _CLIENT_PHASES
+            or bar.kind != start.phase
+        ):
+            return None
+        return bar.done, (start.first_line_no, start.phase, self._engine, start.phase_seen)
+
+    @property
+    def newest(self) -> Line | None:
+        """The line that was taken last."""
+        return self._newest[0] if self._newest else None
+
+    def can_pass(self, run: Run) -> bool:
+        """Is nothing lost with the older lines? The newest loss must show that the training learns, or the run's unbroken end
+        must hold one that does: how long it has learned nothing is counted in lines."""
+        if run.lines == len(run.kept):
+            return True
+        is_dead = False
+        for place in range(len(run.kept) - 1, -1, -1):
+            told = signal(run.kept[place][1].decode("utf-8", "replace").lower())
+            if told == "alive" and (place >= run.tail or not is_dead):
+                return True
+            is_dead = is_dead or told == "dead"
+        return not is_dead
+
+    def passed(self, lines: int, marks: int) -> None:
+        """So many lines of a client's bar were passed over, `marks` of them with a log line's form."""
+        self._lines += lines
+        self._marks += marks
+
+    def repeats(self) -> tuple[Bar | None, bool] | None:
+        """Would an older line like the newest one change nothing, if this one came after it? Then its bar, and whether it
+        has a log line's form."""
+        assert self._newest is not None
+        line, event, writer = self._newest
+        start = self._start
+        if writer or line.at_s is not None or not self._collector.says_nothing(line.text, in_training=True):
+            return None
+        if isinstance(event, Bar):
+            is_noted = start.bar is not None and start.bar.kind == start.phase and start.target is not None
+            is_noted = is_noted and start.target == ShardCount(event.done, event.total)
+            return (event, True) if is_noted else None
+        if isinstance(event, PhaseEdge):
+            if event.phase is not start.phase or event.edge not in ("in", "metrics"):
+                return None
+        elif event is not None:
+            return None
+        return None, _has_form(line, event)
 
     def evidence(self, evidence: Evidence) -> None:
         self._evidence = evidence
@@ -265,6 +325,7 @@ class _Lane:
             if not self._engine or (not self._is_told and votes > self._votes.get(self._engine, 0)):
                 self._engine = found
         event = self._parse(line, found)
+        self._newest = line, event, found
         self._lines += 1
         self._marks += _has_form(line, event)
         if event is not None:
@@ -1005,6 +1066,7 @@ class LoadTracker:
         self._evidence = Evidence()
         self._words: dict[str, int] = {}
         self._plain = PlainLines()
+        self._bars = BarLines()
         self.bytes_fed = 0
 
     @property
@@ -1031,7 +1093,11 @@ class LoadTracker:
                     at = self._feed_runs(data, at, data.rfind(b"\n") + 1, now_s)
                 elif at < bars[0]:
                     at = self._feed_runs(data, at, data.rfind(b"\n", 0, bars[0]) + 1, now_s)
+            elif self._lane.client_bar is not None:
+                at = self._feed_bars(data, at, now_s)
             stop = data.find(b"\n", at + _STEP_B) + 1 or size
+            if at < bars[1]:
+                stop = data.find(b"\r", at + _STEP_B, stop) + 1 or stop
             self._feed_pieces(data[at:stop] if stop - at < size else data, now_s)
             at = stop
 
@@ -1060,6 +1126,37 @@ class LoadTracker:
                 stop = data.find(b"\n", at) + 1
                 self._feed_pieces(data[at:stop], now_s)
                 at = stop
+        return at
+
+    def _feed_bars(self, data: bytes, at: int, now_s: float) -> int:
+        """While a client draws a bar: runs of its refreshes from `at`, of which the newest count. How far it went: to a
+        piece's beginning."""
+        cutter, lane, bars = self._cutter, self._lane, self._bars
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        while at < end and (drawn := lane.client_bar) is not None:
+            if lane is not self._lane or len(self._lanes) != 1 or self._reader.is_joining:
+                break
+            bars.enter(drawn[1])
+            run = None if cutter.is_open else bars.skim(data, at, end, drawn[0])
+            if run is None:
+                stop = bars.piece_end(data, at)
+                before, piece, is_whole = lane.newest, data[at : stop - 1], not cutter.is_open
+                self._feed_pieces(data[at:stop], now_s)
+                newest = lane.newest
+                if is_whole and newest is not None and newest is not before and newest.raw.encode() == piece:
+                    bars.learn(piece, lane.repeats)
+                at = stop
+            elif lane.can_pass(run):
+                lane.passed(run.lines - len(run.kept), run.marks - sum(form for _, _, form in run.kept))
+                for start, piece, _ in run.kept:
+                    cutter.line_no += data.count(b"\n", at, start)
+                    at = start
+                    self._piece(cutter.line_no, piece, now_s)
+                cutter.line_no += data.count(b"\n", at, run.stop)
+                at = run.stop
+            else:
+                self._feed_pieces(data[at : run.stop], now_s)
+                at = run.stop
         return at
 
     def _piece(self, no: int, piece: bytes, now_s: float) -> None:

@@ -78,8 +78,9 @@ def parse_bar(text: str) -> Bar | None:
         return None  # the pattern below looks 400 characters back from every place
     found: re.Match[str] | None = None
     title = ""
-    for match in _BAR.finditer(text):
-        found = match
+    at = 0
+    while text.find("%", at) >= 0 and (match := _BAR.search(text, at)):
+        found, at = match, match.end()
         title = match["title"] or title
     if found is None:
         return None

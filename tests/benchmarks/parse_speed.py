@@ -25,7 +25,32 @@ DECODE = (
     b"cuda graph: True, gen throughput (token/s): 1312.12, #queue-req: 0\n"
 )
 ACCESS = b'[2026-11-29 18:10:00] INFO:     10.0.0.7:41234 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
-BAR = b"\rTraining Epoch 0:   1%%|          | %d/2500 [00:31<1:05:11,  1.58s/it, loss=3.41, acc=0.21]"
+BARS = 100_000
+
+
+def clock(seconds: int) -> str:
+    return (
+        f"{seconds // 3600}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
+        if seconds >= 3600
+        else f"{seconds // 60:02d}:{seconds % 60:02d}"
+    )
+
+
+def bar(n: int, title: str, tail: str) -> str:
+    """tqdm's n-th refresh of BARS, 8 a second."""
+    times = f"{clock(n // 8)}<{clock((BARS - n) // 8)}"
+    return (
+        f"\r{title}{100 * n // BARS:3d}%|{'█' * (10 * n // BARS):<10}| {n}/{BARS} [{times},  8.01it/s{tail}]"
+    )
+
+
+def trainer(every: int) -> bytes:
+    """A trainer's bar without a figure, and its logged loss as a line of its own."""
+    return "".join(
+        bar(n, "", "")
+        + ("" if n % every else f"\n{{'loss': {4 - 3 * n / BARS:.4f}, 'epoch': {n / BARS:.2f}}}\n")
+        for n in range(BARS)
+    ).encode()
 
 
 def main() -> int:
@@ -41,7 +66,11 @@ def main() -> int:
         "start, SGLang 0.5.23": READY * 40,
         "start, 8 ranks": (FIXTURES / "sglang/0.5.23/tp8-72shards.log").read_bytes() * 40,
         "start, vLLM": VLLM * 80,
-        "trainer's bars": b"".join(BAR % n for n in range(20_000)) + b"\n",
+        "bars with loss": "".join(
+            bar(n, "Training Epoch 0: ", f", loss={4 - 3 * n / BARS:.2f}, acc=0.21") for n in range(BARS)
+        ).encode(),
+        "bars, a loss every 10": trainer(10),
+        "bars, a loss every step": trainer(1),
         "binary": random.Random(1).randbytes(8 << 20),
         "one line without end": b"abcdefgh " * (2 << 20),
     }
