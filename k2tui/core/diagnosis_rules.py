@@ -410,15 +410,16 @@ _LOSS = Pattern(r"\bloss\b['\" ]*[=: ]+ *([\d.]+|nan)")
 _ACC = Pattern(r"\bacc(?:uracy)?(?:_\d+)?\b['\" ]*[=: ]+ *([\d.]+)")
 _STEP = Pattern(r"(\d+)/(\d+) \[")
 _AVAIL = Pattern(r"Load weight begin\. avail mem=(\d+(?:\.\d+)?) GB")
-_NUMBERS: tuple[tuple[str, Pattern], ...] = tuple(
-    (name, Pattern(pattern, re.I))
-    for name, pattern in (
-        ("total", r" repeat=\d+ completed=\d+/(\d+) |num_prompts['\"]?\s*[=:]\s*(\d+)|['\"]?total_requests['\"]?\s*[=:]\s*(\d+)|Total requests:\s+(\d+)|--num-prompts[ =](\d+)"),
-        ("successful", r" repeat=\d+ completed=(\d+)/|Successful requests:\s+(\d+)|['\"]successful_requests['\"]:\s*(\d+)|['\"]completed['\"]:\s*(\d+)"),
-        ("failed", r"Failed requests:\s+(\d+)|['\"]failed_requests['\"]:\s*(\d+)|['\"]failed['\"]:\s*(\d+)"),
-        ("generated", r"Total generated tokens(?: \(retokenized\))?:\s+(\d+)|['\"]total_output_tokens['\"]:\s*(\d+)|['\"]total_generated_tokens['\"]:\s*(\d+)|['\"]total_output['\"]:\s*(\d+)"),
-        ("throughput", r"\boutput_throughput=([\d.]+) tok/s|['\"]output_tokens_per_second['\"]:\s*([\d.]+)|['\"]output_throughput['\"]:\s*([\d.]+)|Output token throughput \(tok/s\):\s+([\d.]+)"),
-        ("accept_length", r"^\s*(?:Average |Mean )?[Aa]ccept length:\s+([\d.]+)|['\"]accept_length['\"]:\s*([\d.]+)"),
+# name, words of which every match holds one, pattern
+_NUMBERS: tuple[tuple[str, tuple[str, ...], Pattern], ...] = tuple(
+    (name, words, Pattern(pattern, re.I))
+    for name, words, pattern in (
+        ("total", ("repeat=", "num_prompts", "num-prompts", "total_requests", "total requests"), r" repeat=\d+ completed=\d+/(\d+) |num_prompts['\"]?\s*[=:]\s*(\d+)|['\"]?total_requests['\"]?\s*[=:]\s*(\d+)|Total requests:\s+(\d+)|--num-prompts[ =](\d+)"),
+        ("successful", ("repeat=", "successful", "completed"), r" repeat=\d+ completed=(\d+)/|Successful requests:\s+(\d+)|['\"]successful_requests['\"]:\s*(\d+)|['\"]completed['\"]:\s*(\d+)"),
+        ("failed", ("failed",), r"Failed requests:\s+(\d+)|['\"]failed_requests['\"]:\s*(\d+)|['\"]failed['\"]:\s*(\d+)"),
+        ("generated", ("generated", "total_output"), r"Total generated tokens(?: \(retokenized\))?:\s+(\d+)|['\"]total_output_tokens['\"]:\s*(\d+)|['\"]total_generated_tokens['\"]:\s*(\d+)|['\"]total_output['\"]:\s*(\d+)"),
+        ("throughput", ("throughput", "output_tokens_per_second"), r"\boutput_throughput=([\d.]+) tok/s|['\"]output_tokens_per_second['\"]:\s*([\d.]+)|['\"]output_throughput['\"]:\s*([\d.]+)|Output token throughput \(tok/s\):\s+([\d.]+)"),
+        ("accept_length", ("accept",), r"^\s*(?:Average |Mean )?[Aa]ccept length:\s+([\d.]+)|['\"]accept_length['\"]:\s*([\d.]+)"),
     )
 )  # fmt: skip
 # words that note() acts upon beside those of the rules
@@ -554,7 +555,7 @@ class Collector:
                     return False
         low = text.lower()
         if any(hint in low for hint in _NUMBER_HINTS):
-            return not any(pattern.search(text) for _, pattern in _NUMBERS)
+            return not any(pattern.search(text) for _, _, pattern in _NUMBERS)
         return True
 
     def _note_exception(self, body: str, line: Line, phase: Phase, round_: int) -> None:
@@ -592,8 +593,8 @@ class Collector:
             self.lines["native import"] = line  # the last one names the cause
         low = text.lower()
         if "#running-req" not in low and any(hint in low for hint in _NUMBER_HINTS):
-            for name, pattern in _NUMBERS:
-                match = pattern.search(text)
+            for name, words, pattern in _NUMBERS:
+                match = pattern.search(text) if any(word in low for word in words) else None
                 if match:
                     value = next((g for g in match.groups() if g is not None), None)
                     if value is not None and (name != "generated" or name not in self.numbers):
