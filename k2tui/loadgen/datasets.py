@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +201,9 @@ def _jsonl(item: dict[str, Any], where: str, want: Wanted) -> Prompt | None:
     if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
         raise UsageError(f"{where}: the output length {asked!r} is no whole number above 0")
     if isinstance(item.get("input_ids"), list):
-        return _tokenized(item, where, want)
+        made = _tokenized(item, where, want)
+        is_told = item.get("output_len") is not None or item.get("max_tokens") is not None
+        return replace(made, output_len=asked) if is_told and made is not None else made
     messages = listing(item.get("messages"))
     if messages:
         kept = [mapping(m) for m in messages if isinstance(m, dict)]

@@ -168,8 +168,8 @@ def test_a_talk_carries_the_servers_answers(seen: Seen, tmp_path: Path, api: str
         "--random-output-len", "2", "--concurrency", "1", "--api", api,
     )  # fmt: skip
     assert row["num_requests"] == 6
-    first = seen.bodies[:3] if api != "chat" else [body["messages"] for body in seen.bodies[:3]]
     if api == "chat":
+        first: Any = [body["messages"] for body in seen.bodies[:3]]
         assert [[m["role"] for m in talk] for talk in first] == [
             ["user"],
             ["user", "assistant", "user"],
@@ -179,7 +179,7 @@ def test_a_talk_carries_the_servers_answers(seen: Seen, tmp_path: Path, api: str
         assert first[2][:3] == first[1]
     else:
         key = "text" if api == "generate" else "prompt"
-        talks = [body[key] for body in first]
+        talks = [body[key] for body in seen.bodies[:3]]
         assert talks[1].startswith(talks[0]) and " said 1" in talks[1]
         assert talks[2].startswith(talks[1]) and " said 2" in talks[2]
 
@@ -248,12 +248,13 @@ def test_any_jsonl(tmp_path: Path) -> None:
         {"instruction": "four"},
         {"messages": [{"role": "user", "content": "five"}, {"role": "assistant", "content": "gone"}]},
         {"input_ids": [1, 2, 3]},
+        {"input_ids": [4, 5], "output_len": 9},
         {"conversations": [{"from": "human", "value": "seven"}, {"from": "gpt", "value": "yes"}]},
     )
-    made = build(Wanted(f"jsonl:{path}", num_prompts=7), 1).prompts
+    made = build(Wanted(f"jsonl:{path}", num_prompts=8), 1).prompts
     texts = {p.text: p.output_len for p in made if p.text}
     assert texts == {"one": 5, "two": 6, "three": 128, "four": 128, "seven": 4}
-    assert [p.ids for p in made if p.ids] == [(1, 2, 3)]
+    assert {p.ids: p.output_len for p in made if p.ids} == {(1, 2, 3): 128, (4, 5): 9}
     (talk,) = [p.messages for p in made if p.messages]
     assert [m["content"] for m in talk] == ["five"]
 
