@@ -87,24 +87,25 @@ class BarLines:
             if bar.elapsed_s == _seconds(elapsed):
                 self._bars.setdefault((_title(head), total), set()).add(_sort(rest))
 
-    def skim(self, data: bytes, start: int, end: int, done: int) -> Run | None:
+    def skim(self, data: bytes, start: int, end: int, done: int, total: int) -> Run | None:
         """The run that begins at data[start], a piece's beginning, and the pieces of it that count. done: count of the newest
-        refresh before. `end` is the end of a piece. None: no known piece stands there."""
-        others, sorts, want, newest_head = self._others, set[bytes](), (b"", b""), b""
-        total, clock, seconds, stop, marks = 0, b"", -1, start, 0
+        refresh before, of `total`. `end` is the end of a piece. None: no known piece stands there."""
+        others, sorts, want, newest_head = self._others, set[bytes](), None, b""
+        total_text, clock, seconds, stop, marks = b"", b"", -1, start, 0
         pieces: list[tuple[int, int, int, bool]] = []  # where, count (-1 = no bar), seconds, form
         newest: dict[bytes, int] = {}
         for match in _PIECE.finditer(data, start, end):
             head, count, of, elapsed, rest, other = match.groups()
             if rest is not None:
-                if head != newest_head or not total:
+                if want is None or head != newest_head:
                     newest_head, bar = head, (_title(head), of)
-                    if not total:
-                        want, sorts, total = bar, self._bars.get(bar, sorts), int(of)
-                    elif bar[0] != want[0]:
+                    if want is None and int(of) == total:
+                        want, sorts = bar, self._bars.get(bar, sorts)
+                    elif bar != want:
                         break
+                    total_text = of
                 sort, now = _sort(rest), int(count)
-                if of != want[1] or sort not in sorts or not done <= now <= total:
+                if of != total_text or sort not in sorts or not done <= now <= total:
                     break
                 if elapsed != clock:
                     clock, before = elapsed, seconds

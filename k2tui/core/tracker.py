@@ -230,9 +230,8 @@ class _Lane:
         """A plain line was passed over: it is the newest one all the same."""
         self._start.skipped = (no, piece)
 
-    @property
-    def client_bar(self) -> tuple[int, object] | None:
-        """While a trainer or another client draws a bar: its count, and the place that decides what its lines say."""
+    def client_bar(self) -> tuple[int, int, object] | None:
+        """While a trainer or another client draws a bar: its count, its total, and the place that decides what its lines say."""
         start, bar = self._start, self._start.bar
         if (
             bar is None
@@ -241,7 +240,7 @@ class _Lane:
             or bar.kind != start.phase
         ):
             return None
-        return bar.done, (start.first_line_no, start.phase, self._engine, start.phase_seen)
+        return bar.done, bar.total, (start.first_line_no, start.phase, self._engine, start.phase_seen)
 
     @property
     def newest(self) -> Line | None:
@@ -1093,7 +1092,7 @@ class LoadTracker:
                     at = self._feed_runs(data, at, data.rfind(b"\n") + 1, now_s)
                 elif at < bars[0]:
                     at = self._feed_runs(data, at, data.rfind(b"\n", 0, bars[0]) + 1, now_s)
-            elif self._lane.client_bar is not None:
+            elif self._lane.client_bar() is not None:
                 at = self._feed_bars(data, at, now_s)
             stop = data.find(b"\n", at + _STEP_B) + 1 or size
             if at < bars[1]:
@@ -1133,17 +1132,22 @@ class LoadTracker:
         piece's beginning."""
         cutter, lane, bars = self._cutter, self._lane, self._bars
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        while at < end and (drawn := lane.client_bar) is not None:
+        while at < end and (drawn := lane.client_bar()) is not None:
             if lane is not self._lane or len(self._lanes) != 1 or self._reader.is_joining:
                 break
-            bars.enter(drawn[1])
-            run = None if cutter.is_open else bars.skim(data, at, end, drawn[0])
+            done, total, place = drawn
+            bars.enter(place)
+            run = None if cutter.is_open else bars.skim(data, at, end, done, total)
             if run is None:
                 stop = bars.piece_end(data, at)
                 before, piece, is_whole = lane.newest, data[at : stop - 1], not cutter.is_open
                 self._feed_pieces(data[at:stop], now_s)
                 newest = lane.newest
-                if is_whole and newest is not None and newest is not before and newest.raw.encode() == piece:
+                is_read = (
+                    is_whole and newest is not None and newest is not before and newest.raw.encode() == piece
+                )
+                drawn = lane.client_bar()
+                if is_read and drawn is not None and drawn[2] == place:  # the line itself changed no phase
                     bars.learn(piece, lane.repeats)
                 at = stop
             elif lane.can_pass(run):
