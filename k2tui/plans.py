@@ -41,5 +41,6 @@ def _steps_of_the_demo() -> str:
     from k2tui.core.board_plan import default_plan
     from k2tui.jobs.chain import load_chain
 
-    steps = load_chain("asset:demo").steps
-    return default_plan([(s.name, s.title or s.name) for s in steps], {s.name: s.needs for s in steps})
+    chain = load_chain("asset:demo")
+    steps = [(s.name, s.title or s.name) for s in chain.steps]
+    return default_plan(steps, {s.name: s.needs for s in chain.steps}, chain=chain.name)

@@ -26,7 +26,8 @@ class Task:
     status: TaskStatus = TaskStatus.PENDING
     priority: str = "medium"  # high | medium | low
     note: str = ""
-    stage: str = ""  # linked stage: the task follows the newest job of it
+    stage: str = ""  # linked stage (of a chain: step): the task follows the newest job of it
+    chain: str = ""  # a step of this chain: only jobs that the chain started for that step count
     job_id: str = ""
     depends: tuple[str, ...] = ()
     depth: int = 0  # nesting in Markdown lists
@@ -81,6 +82,9 @@ def job_of(task: Task, jobs: Sequence[Job]) -> Job | None:
     if task.job_id:
         return next((j for j in jobs if j.spec.id == task.job_id), None)
     stage = task.stage or task.id  # by convention a task whose id is a stage's name belongs to it
+    if task.chain:
+        own = (task.chain, stage)
+        return next((j for j in jobs if (j.spec.params.get("chain"), j.spec.params.get("step")) == own), None)
     # a pipeline may run a stage more than once: its job belongs to the step ("bench-draft") that it was started for
     return next((j for j in jobs if str(j.spec.params.get("step") or j.spec.stage) == stage), None)
 

@@ -114,6 +114,7 @@ def _from_table(raw: Mapping[str, Any], line: int, taken: set[str]) -> Task:
         priority=_priority(raw.get("priority")),
         note=str(raw.get("note") or ""),
         stage=str(raw.get("stage") or marks.get("stage", "")),
+        chain=str(raw.get("chain") or ""),
         job_id=str(raw.get("job_id") or raw.get("job") or marks.get("job_id", "")),
         depends=_names(raw.get("depends") or raw.get("blockedBy")) or marks.get("depends", ()),
         line=line,
@@ -268,6 +269,7 @@ def _md_tasks(text: str) -> list[Task]:
                 priority=_priority(facts.get("priority")),
                 note=facts.get("note", ""),
                 stage=facts.get("stage") or marks.get("stage", ""),
+                chain=facts.get("chain", ""),
                 job_id=facts.get("job") or marks.get("job_id", ""),
                 depends=_names(facts.get("depends", "")) or marks.get("depends", ()),
                 depth=depth,
@@ -629,11 +631,12 @@ _NEEDS = {
 
 
 def default_plan(
-    stages: Sequence[tuple[str, str]], depends: Mapping[str, Sequence[str]] | None = None
+    stages: Sequence[tuple[str, str]], depends: Mapping[str, Sequence[str]] | None = None, *, chain: str = ""
 ) -> str:
     """A JSON todo list made of the pipeline's (name, title) pairs; each item carries its `stage` and what it depends on.
 
-    depends: names that a name comes after (default: what the stages of k2tui need).
+    depends: names that a name comes after (default: what the stages of k2tui need). chain: the names are steps of this chain,
+    and only jobs that it started for them count.
     """
     after = _NEEDS if depends is None else depends
     names = {name for name, _ in stages}
@@ -646,6 +649,8 @@ def default_plan(
             "priority": "medium",
             "stage": name,
         }
+        if chain:
+            item["chain"] = chain
         needs = [n for n in after.get(name, ()) if n in names]
         if needs:
             item["depends"] = needs

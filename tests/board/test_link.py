@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k2tui.core.board import Board, Seen, Task, TaskStatus, link, look, news, with_times
+from k2tui.core.board_plan import parse
 from k2tui.core.job import Job, JobSpec, JobState, Progress
 from k2tui.sources.plan import PlanFile, default_plan, load_plan
 
@@ -52,6 +53,24 @@ def test_a_job_of_a_pipeline_belongs_to_its_step() -> None:
     first = replace(first, spec=replace(first.spec, params={"chain": "demo", "step": "bench"}))
     assert one(Task("bench", "x", stage="bench"), again, first).status is DONE
     assert one(Task("bench-draft", "x", stage="bench-draft"), again, first).status is DOING
+
+
+def test_a_step_of_a_chain_follows_that_chains_own_jobs_only() -> None:
+    """An ordinary benchmark, or another chain's, completes no step, and starts none that is blocked."""
+    plan = parse(
+        default_plan([("prepare", "p"), ("bench", "b")], {"bench": ("prepare",)}, chain="demo"), "json"
+    )
+    board = Board(tasks=plan.tasks)
+    plain = job("j9", "bench", JobState.RUNNING)
+    other = replace(plain, spec=replace(plain.spec, params={"chain": "mine", "step": "bench"}))
+    for strange in (plain, replace(plain, state=JobState.SUCCEEDED), other):
+        task = link(board, (strange,)).tasks[1]
+        assert task.status is PENDING and task.waiting_for == ("prepare",) and task.said == ""
+    own = job("j1", "bench", JobState.SUCCEEDED)
+    own = replace(own, spec=replace(own.spec, params={"chain": "demo", "step": "bench"}))
+    done = link(board, (replace(plain, started_s=77.0), own)).tasks[1]
+    assert done.status is DONE and done.started_s == 1.0  # the newer job of the same stage is none of it
+    assert news(board, link(board, (plain, own)), (plain, own))["bench"]["reported"] == "j1:completed"
 
 
 def test_links_by_id_and_by_job() -> None:
