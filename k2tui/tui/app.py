@@ -19,8 +19,10 @@ from textual.theme import Theme
 
 from k2tui.core.bench import BenchRow
 from k2tui.core.board import Task, TaskStatus, job_of, neighbour
+from k2tui.core.chain_view import StepState
 from k2tui.core.gpu_series import GpuCurves
 from k2tui.core.job import Job, JobState
+from k2tui.core.job_mask import mask_argv
 from k2tui.core.ports import Backend
 from k2tui.core.snapshot import ServerView, Snapshot, StageInfo
 from k2tui.errors import K2Error
@@ -343,7 +345,8 @@ class Dashboard(QuietApp):
             "tag_process": self.tag_process,
             "process_curves": self.open_process_curves,
             "open_trial": self.open_trial,
-            "run_to_step": self.run_to_step,
+            "open_step": self.open_step,
+            "run_to_step": lambda step: self._ask_stage("pipeline", {"to": step}),
             "open_step_log": self.open_step_log,
         }
         if event.action in known:
@@ -354,6 +357,10 @@ class Dashboard(QuietApp):
 
     def action_stage(self, name: str) -> None:
         """Start a stage: its form first, with the exact command."""
+        self._ask_stage(name, {})
+
+    def _ask_stage(self, name: str, first: Mapping[str, str]) -> None:
+        """The form of a stage. first: values that its fields begin with."""
         info = self.stage_info(name)
         if info is None:
             self.say(f"there is no stage {name!r} in this build", "warning")
@@ -394,14 +401,31 @@ class Dashboard(QuietApp):
             fields = [Field(k, labels.get(k, (k, ""))[0], v, labels.get(k, (k, ""))[1]) for k, v in self.settings.bench.items()]
             form = Launch("Benchmark", preview, fields=[*fields, Field("label", "label", "", "a name for the rows (optional)")], run_label="Run benchmark")
         else:
-            form = Launch(info.title, preview, fields=[Field(n, n, first, hint) for n, first, hint in info.fields], run_label=info.title)
+            note = self._nothing_to_run(first.get("to", "")) if name == "pipeline" else ""
+            fields = [Field(n, n, first.get(n, value), hint) for n, value, hint in info.fields]
+            form = Launch(info.title, preview, fields=fields, run_label=info.title, note=note)
         self.push_screen(form, launch)
 
-    def run_to_step(self, step: str) -> None:
-        """The pipeline up to this step, as a job; what is valid is skipped."""
-        self.order(
-            self.backend.submit, "pipeline", {"to": step}, then=lambda job_id: self.say(f"Pipeline up to {step}: job {job_id}")
-        )
+    def _nothing_to_run(self, to: str) -> str:
+        """Words for a pipeline whose steps (up to `to`) are all done already, "" when some are left."""
+        steps = self.snap.chain.steps if self.snap.chain is not None else ()
+        names = [s.name for s in steps]
+        wanted = steps[: names.index(to) + 1] if to in names else steps
+        if not wanted or any(s.state is not StepState.DONE for s in wanted):
+            return ""
+        return f"All {len(wanted)} steps{f' up to {to}' if to else ''} are done: a run skips what is still valid. `start` runs a step again."
+
+    def open_step(self, step: str) -> None:
+        """The step's log; before it has run, what it is."""
+        from k2tui.tui.screens.dialogs import Reader
+
+        found = next((s for s in self.snap.chain.steps if s.name == step), None) if self.snap.chain is not None else None
+        if found is None or found.job_id:
+            self.open_step_log(step)
+            return
+        facts = [found.title, f"{found.state.value}{': ' if found.words else ''}{found.words}", "It has no log yet. u runs the pipeline up to this step, after a form."]
+        width = min(96, self.size.width * 9 // 10 - 4)
+        self.push_screen(Reader(f"Step {step}", [text_line(part) for fact in facts for part in wrap(fact, width)]))
 
     def open_step_log(self, step: str) -> None:
         chain = self.snap.chain
@@ -427,6 +451,9 @@ class Dashboard(QuietApp):
         running = server.http.num_running_reqs if server.http is not None else None
         if running:
             lines.append(text_line(f"{running:g} requests are being answered now.", "warn"))
+        for job in self.snap.jobs:
+            if job.spec.stage == "pipeline" and job.state is JobState.RUNNING:
+                lines.append(text_line(f"A pipeline is running (job {job.spec.id}): a step that needs this server will fail.", "warn"))
         self._ask_stop("Stop the server?", lines, [server.job], "stop it")
 
     def action_stop_job(self) -> None:
@@ -488,7 +515,20 @@ class Dashboard(QuietApp):
             return
         info = self.stage_info(job.spec.stage) if job.spec.params else None
         how = f"goes on after {info.resumes}" if info is not None and info.resumes else "from the beginning"
-        self.order(self.backend.retry_job, job.spec.id, then=lambda new: self.say(f"again: {job.spec.title or job.spec.stage}, job {new}; {how}"))
+        title = job.spec.title or job.spec.stage
+
+        def again(agreed: bool | None = True) -> None:
+            if agreed:
+                self.order(self.backend.retry_job, job.spec.id, then=lambda new: self.say(f"again: {title}, job {new}; {how}"))
+
+        if job.spec.kind != "server":
+            again()
+            return
+        from k2tui.tui.screens.dialogs import Confirm, shell_text
+
+        lines: list[Line] = [(Seg(title, "bold"), Seg(f"  job {job.spec.id}, {job.state.value}", "dim")), (), text_line("This command:", "dim")]
+        lines += [text_line(part) for part in wrap(shell_text(mask_argv(job.spec.argv)), min(94, self.size.width * 9 // 10 - 4))]
+        self.push_screen(Confirm("Start this server again?", lines, "start it"), again)
 
     def _selected_job(self) -> Job | None:
         """The job in front: of the list; on the board the selected task's, on a log's screen its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import fake
 import pytest
 from conftest import text_of
 
-from k2tui.core.snapshot import Notice
+from k2tui.core.chain_view import ChainView, StepState, StepView
+from k2tui.core.job import Job, JobSpec, JobState
+from k2tui.core.snapshot import Notice, Snapshot, StageInfo
 from k2tui.errors import K2Error
 from k2tui.tui.settings import Settings
 from k2tui.tui.widgets.logview import LogView
@@ -115,6 +118,70 @@ async def test_stop_asks_and_shows_what_dies(make_app: Any) -> None:
         await shows(pilot, "Stop the server?")
         await pilot.press("y")
         await until(pilot, lambda: ("stop_job", "serve-01") in app.backend.orders)
+
+
+def _pipeline_world(*states: StepState, server_ended: bool = False, runs: bool = False) -> fake.FakeBackend:
+    """The serving world with a pipeline of these steps; its server's job ended, or a pipeline's job beside it, when wanted."""
+    steps = tuple(StepView(f"step{n}", f"What step {n} does", s, job_id="train-00" if s is StepState.DONE else "") for n, s in enumerate(states))
+    stage = StageInfo("pipeline", "Run the pipeline", "A", fields=(("to", "", "up to this step"),))
+
+    def script(now: float) -> Snapshot:
+        snap = fake.scene("serving", now, 124.0)
+        jobs = snap.jobs
+        if server_ended:
+            jobs = tuple(replace(j, state=JobState.STOPPED) for j in jobs if j.spec.kind == "server")
+        if runs:
+            jobs = (*jobs, Job(JobSpec("pipeline-1", "pipeline", "pipeline t", ("k2tui",)), JobState.RUNNING))
+        return replace(snap, chain=ChainView("t", steps=steps), jobs=jobs, stages=(*snap.stages, stage))
+
+    return fake.FakeBackend(script, clock=lambda: fake.T0)
+
+
+async def test_enter_on_a_step_only_looks_and_u_asks(make_app: Any) -> None:
+    app = make_app(backend=_pipeline_world(StepState.DONE, StepState.PENDING))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("8")
+        await shows(pilot, "step1", "1/2 steps")
+        await pilot.press("enter")  # the step that is next: nothing to read yet
+        await shows(pilot, "What step 1 does", "no log yet")
+        await pilot.press("escape", "up", "enter")
+        await until(pilot, lambda: app.deck.NAME == "log")
+        assert not app.backend.orders
+        await pilot.press("escape", "down", "u")
+        await shows(pilot, "Run the pipeline", "--to=step1")
+        assert not app.backend.orders and "are done" not in text_of(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: ("submit", "pipeline", {"to": "step1"}) in app.backend.orders)
+
+
+async def test_a_pipeline_that_is_done_says_so_in_its_form(make_app: Any) -> None:
+    async with make_app(backend=_pipeline_world(StepState.DONE, StepState.DONE)).run_test(size=(80, 24)) as pilot:
+        await pilot.press("8")
+        await shows(pilot, "step1", "A run all")
+        await pilot.press("A")
+        await shows(pilot, "All 2 steps are done")
+
+
+async def test_a_server_is_not_retried_without_asking(make_app: Any) -> None:
+    app = make_app(backend=_pipeline_world(server_ended=True))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "serve kimi-k25")
+        await pilot.press("r")
+        await shows(pilot, "Start this server again?", "sglang.launch_server")
+        await pilot.press("enter")  # the default is no
+        await until(pilot, lambda: len(app.screen_stack) == 1)
+        assert not app.backend.orders
+        await pilot.press("r")
+        await shows(pilot, "Start this server again?")
+        await pilot.press("y")
+        await until(pilot, lambda: ("retry_job", "serve-01") in app.backend.orders)
+
+
+async def test_stopping_a_server_under_a_pipeline_warns(make_app: Any) -> None:
+    async with make_app(backend=_pipeline_world(runs=True)).run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY")
+        await pilot.press("S")
+        await shows(pilot, "Stop the server?", "A pipeline is running (job pipeline-1)")
 
 
 async def test_benchmark_form(make_app: Any) -> None:
@@ -279,8 +346,6 @@ async def test_unchanged_world_repaints_nothing(make_app: Any) -> None:
 
 
 async def test_one_changed_figure_repaints_one_line(make_app: Any) -> None:
-    from dataclasses import replace
-
     app = make_app("serving")
     async with app.run_test(size=(120, 40)) as pilot:
         await shows(pilot, "READY", "accept")
@@ -350,8 +415,6 @@ async def test_demo_banner_stays(make_app: Any) -> None:
 
 
 async def test_notices_are_told_once(make_app: Any) -> None:
-    from dataclasses import replace
-
     app = make_app("loading")
     script = app.backend.script
     app.backend.script = lambda now: replace(script(now), notices=(Notice(fake.T0, "error", "GPU 3 fell off the bus"), Notice(1.0, "warning", "old")))
@@ -427,8 +490,6 @@ async def test_report_is_shown_and_saved_and_so_is_a_picture(make_app: Any, own_
 
 
 async def test_a_broken_panel_does_not_take_the_screen(make_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     from k2tui.tui.panels import board
 
     def broken(view: Any, width: int, height: int) -> Any:

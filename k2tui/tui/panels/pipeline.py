@@ -1,4 +1,4 @@
-"""The pipeline step by step: state, time, figures. Enter runs up to the selected step."""
+"""The pipeline step by step: state, time, figures. Enter shows a step, u runs up to it after a form."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ PANEL = Panel(
     ticks=True,
     order=45,
     selectable=True,
-    enter="run_to_step",
-    keys=(("l", "open_step_log", "log"),),
-    help="The steps from a served model to a measured draft. Enter runs up to the selected step; what is valid is skipped.",
+    enter="open_step",
+    keys=(("u", "run_to_step", "run to here"), ("l", "open_step_log", "log")),
+    help="The steps from a served model to a measured draft. Enter shows the step's log; u asks, then runs up to it. What is valid is skipped.",
 )

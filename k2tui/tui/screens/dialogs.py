@@ -84,7 +84,7 @@ class Chooser(Dialog):
 
     def on_mount(self) -> None:
         self.query_one(Input).focus()
-        self.call_after_refresh(self._fill, "")
+        self.call_after_refresh(lambda: self._fill(self.query_one(Input).value))
 
     def _fill(self, query: str) -> None:
         rows = self.query_one(RowList)
@@ -262,7 +262,9 @@ class Launch(Dialog):
         selected: str = "",
         fields: Sequence[Field] = (),
         run_label: str = "Run",
+        note: str = "",
     ) -> None:
+        """note: a sentence above the command that stays as long as the form."""
         super().__init__()
         self._title = title
         self._preview = preview
@@ -271,6 +273,7 @@ class Launch(Dialog):
         self._selected = selected
         self._fields = list(fields)
         self._run_label = run_label
+        self._note = note
         self._argv: Sequence[str] = ()
         self._error: K2Error | None = None
 
@@ -342,7 +345,8 @@ class Launch(Dialog):
             lines = [text_line(t, "bad") for t in wrap(self._error.message, cells)]
             lines += [text_line(t, "dim") for t in wrap(self._error.hint, cells)] if self._error.hint else []
         else:
-            lines = [text_line(t) for t in wrap(shell_text(self._argv), cells)]
+            lines = [text_line(t, "warn") for t in wrap(self._note, cells)] if self._note else []
+            lines += [text_line(t) for t in wrap(shell_text(self._argv), cells)]
         rows.set_picture(Picture(tuple(Row("", x) for x in lines), note=(Seg("^y", "key"), Seg(" copies", "dim"))))
 
     def on_input_changed(self, event: Input.Changed) -> None:

@@ -13,10 +13,7 @@ class PipelineScreen(Deck):
     NAME: ClassVar[str] = "pipeline"
     PANELS: ClassVar[tuple[str, ...]] = ("pipeline", "train", "report")
     FOCUS: ClassVar[str] = "pipeline"
-    HINTS: ClassVar[tuple[tuple[str, str, str], ...]] = (
-        ("Enter", "run to here", ""),
-        ("A", "run all", "stage('pipeline')"),
-    )
+    HINTS: ClassVar[tuple[tuple[str, str, str], ...]] = (("A", "run all", "stage('pipeline')"),)
 
     def place(self, width: int, height: int) -> Sequence[Slot]:
         """Steps above; below, the training while it is what happens, and the report once there is one; both where there is room."""
@@ -38,6 +35,11 @@ class PipelineScreen(Deck):
         elif has_report and not trains and not self._train_next():
             below = [Slot("report", 0, top, width, height - top, frame)]
         return (Slot("pipeline", 0, 0, width, top, frame), *below)
+
+    def _hints(self) -> list[tuple[str, str, str]]:
+        """`A` before what only the widest terminals show."""
+        hints = super()._hints()
+        return [*hints[:2], *self.HINTS, *(h for h in hints[2:] if h not in self.HINTS)]
 
     def _train_next(self) -> bool:
         """True while a run goes on whose training is not over."""
