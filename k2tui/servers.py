@@ -10,6 +10,7 @@ from typing import Any
 
 from k2tui.core.job import Job, JobState
 from k2tui.core.job_mask import mask_text
+from k2tui.core.job_words import NO_OOM_KILL
 from k2tui.core.load import LoadView, ShardCount, State
 from k2tui.core.server import HttpStatus
 from k2tui.core.server_jobs import is_live, server_jobs
@@ -200,6 +201,7 @@ class Follower:
                 health=http.health if http else None,
                 requests_waiting=http.num_queue_reqs if http else None,
                 wanted_stop=wanted,
+                extra={"oom_kills": 0} if job is not None and NO_OOM_KILL in job.reason else {},
             )
         )
 
@@ -284,14 +286,10 @@ def _sizes(folder: Path) -> list[int]:
 
 
 def _corrected(load: LoadView, job: Job | None) -> LoadView:
-    """What the job knows better than the log: a wrong command line, and a SIGKILL that was no out-of-memory kill."""
+    """What the job knows better than the log: a wrong command line, and who stopped it."""
     if load.root_cause == "exited_no_error" and ": error: " in load.proof_line:
         told = load.proof_line.split(": error: ", 1)[1].strip()
         return replace(load, verdict=f"its command line is wrong: {told}", hint="fix the arguments; k2tui doctor PROFILE checks them before a start")
-    if load.root_cause == "host_oom_kill" and job is not None and "no out-of-memory kill" in job.reason:
-        return replace(
-            load,
-            verdict=f"killed from outside: {job.reason}",
-            hint="the kernel killed nobody for want of memory: look who sent the signal (an operator, a scheduler, a container limit)",
-        )
+    if job is not None and job.state is JobState.STOPPED and load.state is State.STOPPED and job.reason:
+        return replace(load, verdict=job.reason)
     return load

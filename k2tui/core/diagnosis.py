@@ -158,7 +158,15 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
         return _refine_oom(finding, collector, facts)
     if cause == "host_oom_kill":
         # the clean-up after "Received sigquit" kills with -9 itself
-        return None if finding.strength == WEAK and finding.after_death else finding
+        if finding.strength != WEAK:
+            return finding
+        if finding.after_death:
+            return None
+        return (
+            finding._replace(root_cause="killed_from_outside")
+            if facts.extra.get("oom_kills") == 0
+            else finding
+        )
     if cause == "disk_full" and collector.of("shm_too_small"):
         return None
     if (
@@ -467,7 +475,11 @@ def _gone(collector: Collector, facts: Facts) -> Verdict | None:
         first = None
     code = facts.exit_code
     if code in (-9, 137) and collector.sigquit is None and not (first and first.strength >= WEAK):
-        return _verdict(State.FAILED, "host_oom_kill", facts.last_line, None, 0.6, collector, facts)
+        kills = facts.extra.get("oom_kills")  # the kernel's own count of this run, where it can be read
+        if kills == 0:
+            return _verdict(State.FAILED, "killed_from_outside", facts.last_line, None, 0.9, collector, facts)
+        sure = 0.6 if kills is None else 0.9
+        return _verdict(State.FAILED, "host_oom_kill", facts.last_line, None, sure, collector, facts)
     if (
         code in (-1, 129)
         or facts.extra.get("signal") in (1, "SIGHUP")

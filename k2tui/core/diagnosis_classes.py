@@ -43,6 +43,7 @@ CLASSES: dict[str, RootCause] = {
     "gpu_mem_held": _R("G10", _F, "another process holds the GPU's memory", "Stop the process that nvidia-smi shows on that GPU (often a left-over sglang::scheduler), or choose other GPUs.", Phase.BOOT),
     "gpu_mem_unbalanced": _R("G10", _F, "the GPUs' free memory differs too much", "Stop the foreign process named by nvidia-smi; if there is none, upgrade: the check was relaxed later.", Phase.DIST_INIT),
     "host_oom_kill": _R("G11", _F, "a process was killed with SIGKILL, most likely by the kernel for want of memory", "Give the host (or the container) more RAM, lower --hicache-size or the shuffle buffer; dmesg -T | grep -i oom proves it.", Phase.WEIGHT_LOAD),
+    "killed_from_outside": _R("G11", _F, "killed by signal 9 from outside: the kernel counted no out-of-memory kill", "Look who sent the signal: an operator, a scheduler, a watchdog, or the container being stopped. More memory changes nothing.", Phase.SERVING),
     "checkpoint_corrupt": _R("G12", _F, "a checkpoint file is damaged or cut short", "Compare sizes and hashes with the hub and download the bad file again (an LFS pointer or a cut download looks like this).", Phase.WEIGHT_LOAD),
     "checkpoint_missing_shard": _R("G12", _F, "a checkpoint file is missing", "Download the files that the index names and the folder lacks.", Phase.WEIGHT_LOAD),
     "mmap_bus_error": _R("G12", _F, "reading the mapped checkpoint failed", "Check the file's size and the network disk; copy the model to a local disk, or load without mmap.", Phase.WEIGHT_LOAD),

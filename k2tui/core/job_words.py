@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+NO_OOM_KILL = "the kernel counted no out-of-memory kill meanwhile"  # in a job's reason: both counts were read, and are the same
+
 _PLAIN = {
     signal.SIGKILL: "killed by signal 9",
     signal.SIGSEGV: "crashed (segmentation fault, signal 11)",
@@ -18,9 +20,9 @@ _PLAIN = {
 
 
 def exit_words(
-    code: int | None, *, oom_kills: int = 0, log_tail: str = "", disk_free_b: int | None = None
+    code: int | None, *, oom_kills: int | None = 0, log_tail: str = "", disk_free_b: int | None = None
 ) -> str:
-    """`code`: exit code, negative = signal. oom_kills: how many processes the kernel's OOM killer ended while it ran."""
+    """`code`: exit code, negative = signal. oom_kills: how many processes the kernel's OOM killer ended while it ran; None = not known."""
     if code is None:
         return "exit code not known"
     if code < 0:
@@ -33,7 +35,8 @@ def exit_words(
         if sig is signal.SIGKILL:
             if oom_kills:
                 return f"killed by signal 9: the kernel's OOM killer ended {oom_kills} process{'es' if oom_kills > 1 else ''} while it ran"
-            return "killed by signal 9, not by k2tui; the kernel counted no out-of-memory kill meanwhile"
+            known = "" if oom_kills is None else f"; {NO_OOM_KILL}"
+            return f"killed by signal 9, not by k2tui{known}"
         return words
     if code == 0:
         return "exit 0"

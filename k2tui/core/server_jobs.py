@@ -19,7 +19,9 @@ def server_jobs(jobs: Sequence[Job]) -> list[Job]:
 
 
 def shown_servers(jobs: Sequence[Job]) -> list[Job]:
-    """The servers worth showing: all live ones, else the newest ended one, so that a failure stays in sight."""
+    """The servers worth showing: all live ones, else the one that ended last, so that a failure or a stop stays in sight."""
     servers = server_jobs(jobs)
     live = [j for j in servers if is_live(j)]
-    return live or servers[:1]
+    if live or not servers:
+        return live
+    return [max(servers, key=lambda j: (j.ended_s or j.spec.submitted_s, j.spec.id))]

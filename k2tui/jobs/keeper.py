@@ -69,7 +69,7 @@ class Keeper:
         self.peak_rss_b = 0
         self.exit_code: int | None = None
         self.started_m: float | None = None
-        self.oom_before = 0
+        self.oom_before: int | None = None
         self.stop_reason = ""
         self._is_term = False
         self._wake_r, self._wake_w = (
@@ -416,9 +416,10 @@ class Keeper:
         if forced:
             asked = forced.startswith("stopped")
             return (JobState.STOPPED if asked else JobState.FAILED), forced
+        before, after = self.oom_before, procs.oom_kills()
         words = exit_words(
             self.exit_code,
-            oom_kills=max(0, procs.oom_kills() - self.oom_before),
+            oom_kills=None if before is None or after is None else max(0, after - before),
             log_tail=self.log_tail() if self.exit_code else "",
             disk_free_b=self.disk_free_b() if self.exit_code else None,
         )

@@ -242,15 +242,16 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> int:
     return sent
 
 
-def oom_kills() -> int:
-    """How many processes the kernel's OOM killer has ended since boot (this container's own count where there is one)."""
-    best = 0
+def oom_kills() -> int | None:
+    """How many processes the kernel's OOM killer has ended since boot (this container's own count where there is one). None: no
+    counter can be read here."""
+    best: int | None = None
     for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
         try:
             with open(path, encoding="ascii") as fh:
                 for line in fh:
                     if line.startswith("oom_kill "):
-                        best = max(best, int(line.split()[1]))
+                        best = max(best or 0, int(line.split()[1]))
         except (OSError, ValueError, IndexError):
             continue
     return best

@@ -15,7 +15,7 @@ from k2tui.errors import K2Error, UsageError
 HELP = "find the cause in a log: state, phase, proving line, remedy"
 DESCRIPTION = (
     "Reads the log of an SGLang or vLLM server, a trainer or a benchmark client and says what happened. LOG is a file or - for "
-    "standard input. Exit code 0: healthy, 1: failed, 3: loading, stalled or degraded, 4: this is no such log."
+    "standard input. Exit code 0: healthy, 1: failed, 3: loading, stalled or degraded, 4: no such log."
 )
 
 
@@ -57,7 +57,11 @@ def run(args: argparse.Namespace) -> int:
 
     context = read_context(args.context)
     now = time.time()
-    data, silence, first_line_no = _read_log(args.log, now)
+    try:
+        data, silence, first_line_no = _read_log(args.log, now)
+    except K2Error as err:
+        err.exit_code = 4  # there is no log: a script must not take that for a server that failed
+        raise
     if args.context is None and silence is not None:
         context.setdefault("silence_s", silence)
     names = set(Evidence._fields) - {"extra", "is_complete"}
@@ -107,7 +111,8 @@ def _read_log(name: str, now_s: float) -> tuple[Iterable[bytes], float | None, i
 
 def _print(answer: dict[str, Any], sentence: str) -> None:
     software = " ".join(str(answer[k]) for k in ("software", "version") if answer[k])
-    print(f"{answer['state']}: {sentence or answer['root_cause']}")
+    state, words = str(answer["state"]), sentence or str(answer["root_cause"])
+    print(words if words.startswith(state) else f"{state}: {words}")
     if answer["state"] == "unknown":
         return
     print(f"  phase       {answer['phase']}" + (f"   ({software})" if software else ""))
@@ -115,10 +120,13 @@ def _print(answer: dict[str, Any], sentence: str) -> None:
     if shards and shards.get("total"):
         draft = f", draft {shards['draft_done']}/{shards['draft_total']}" if shards.get("draft_total") else ""
         print(f"  shards      {shards['done']}/{shards['total']}{draft}")
-    print(
-        f"  cause       {answer['root_cause']} ({answer['root_cause_group']}), confidence {answer['confidence']:.0%}"
-    )
+    is_stopped = (
+        state == "stopped" and answer["root_cause"] == "healthy"
+    )  # nothing is wrong, and nothing is running
+    if not is_stopped:
+        cause = f"{answer['root_cause']} ({answer['root_cause_group']})"
+        print(f"  cause       {cause}, confidence {answer['confidence']:.0%}")
     if answer["proof_line"]:
         print(f"  line {answer['proof_line_no']:<6} {answer['proof_line'][:500]}")
-    if answer["remedy"]:
+    if answer["remedy"] and not is_stopped:
         print(f"  what to do  {answer['remedy']}")

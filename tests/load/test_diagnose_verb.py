@@ -52,6 +52,16 @@ def test_junk_gets_an_answer(tmp_path, content):
     assert b"Traceback" not in run.stderr
 
 
+def test_a_state_is_said_once():
+    """Neither `stopped: stopped`, nor a cause where nothing is wrong."""
+    log = (FIXTURES / "sglang/0.5.23/port-in-use.log").read_bytes()
+    ready = (FIXTURES / "vllm/0.32.0/ready.log").read_bytes()
+    for data in (log, ready):
+        first = diagnose("-", data=data).stdout.decode().splitlines()[0]
+        state = first.split(":")[0].split()[0]
+        assert first.count(state) == 1, first
+
+
 def test_what_is_no_log_is_told_so():
     run = diagnose(str(Path(__file__).parent.parent.parent / "README.md"))
     assert run.returncode == 4 and run.stderr == b""
@@ -70,5 +80,5 @@ def test_bad_input_is_one_clear_line(tmp_path, kind):
         (tmp_path / "c.json").write_text("[1]")
         args = ["--context", str(tmp_path / "c.json"), str(FIXTURES / "vllm/0.32.0/ready.log")]
     run = diagnose(*args)
-    assert run.returncode in (1, 2) and run.stdout == b""
+    assert run.returncode == (2 if kind == "context" else 4) and run.stdout == b""
     assert b"Traceback" not in run.stderr and run.stderr.startswith(b"k2tui: ")

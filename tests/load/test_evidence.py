@@ -39,6 +39,8 @@ def tracker_of(data: bytes = LOG):
             "port_in_use",
         ),
         ({"alive": False, "exit_code": -9}, State.FAILED, "host_oom_kill"),
+        ({"alive": False, "exit_code": -9, "extra": {"oom_kills": 1}}, State.FAILED, "host_oom_kill"),
+        ({"alive": False, "exit_code": -9, "extra": {"oom_kills": 0}}, State.FAILED, "killed_from_outside"),
         ({"alive": False, "exit_code": 0, "wanted_stop": True}, State.STOPPED, ""),
     ],
 )
