@@ -526,7 +526,7 @@ def render(data: dict[str, Any]) -> str:
         lines.append("")
     faults = data.get("faults", [])
     if faults:
-        names = list(dict.fromkeys(n for row in faults for n in row["clients"]))
+        names = [n for n in CLIENTS if any(n in row["clients"] for row in faults)]
         lines += ["What a server may do, and what each client says (8 in flight, 16 requests of 64 tokens). **Bold** = wrong:", "",
                   "| server does | truth | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]  # fmt: skip
         for row in faults:
