@@ -16,7 +16,13 @@ from typing import Any, cast
 from k2tui.core.stats import Estimate, Verdict, mean_interval, ratio_of_means, verdict
 from k2tui.errors import UsageError
 
-METRICS = {"tok_s_user": True, "output_throughput": True, "accept_length": True, "ttft_p50_ms": False, "tpot_p50_ms": False}
+METRICS = {
+    "tok_s_user": True,
+    "output_throughput": True,
+    "accept_length": True,
+    "ttft_p50_ms": False,
+    "tpot_p50_ms": False,
+}
 """Metric -> whether more is better."""
 METHODS = ("search", "matrix")
 Value = str | int | float | bool
@@ -58,7 +64,8 @@ Setting = tuple[tuple[str, str, Value], ...]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One measured (or failed) setting. values: the metric, one for each repeat. state: ok | failed | stalled | refused."""
+    """One measured (or failed) setting. values: the metric, one for each repeat. state: ok | failed | stalled | refused |
+    skipped (it would have measured the same command once more)."""
 
     setting: Setting
     state: str = "ok"
@@ -91,7 +98,9 @@ def words(setting: Setting) -> str:
     parts: list[str] = []
     for _, name, value in setting:
         shown = name.lstrip("-")
-        parts.append(shown if value is True else f"no {shown}" if value is False or value == "" else f"{shown}={value}")
+        parts.append(
+            shown if value is True else f"no {shown}" if value is False or value == "" else f"{shown}={value}"
+        )
     return ", ".join(parts) or "as the profile"
 
 
@@ -114,7 +123,11 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
             import difflib
 
             near = difflib.get_close_matches(key, known, n=1)
-            raise bad(key, "unknown key" + (f"; did you mean {near[0]!r}?" if near else ""), "known: " + ", ".join(sorted(known)))
+            raise bad(
+                key,
+                "unknown key" + (f"; did you mean {near[0]!r}?" if near else ""),
+                "known: " + ", ".join(sorted(known)),
+            )
     profile = raw.get("profile")
     if not isinstance(profile, str) or not profile:
         raise bad("profile", "the profile to start from is missing", 'profile = "NAME"')
@@ -137,7 +150,11 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
     knobs: list[Knob] = []
     raw_knobs = raw.get("knob")
     if not isinstance(raw_knobs, list) or not raw_knobs:
-        raise bad("knob", "there is nothing to vary", '[[knob]] flag = "--attention-backend", values = ["triton", "flashinfer"]')
+        raise bad(
+            "knob",
+            "there is nothing to vary",
+            '[[knob]] flag = "--attention-backend", values = ["triton", "flashinfer"]',
+        )
     for number, entry in enumerate(cast("list[object]", raw_knobs), 1):
         if not isinstance(entry, dict):
             raise bad("knob", f"number {number} is no table")
@@ -145,7 +162,11 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
         kinds = [k for k in ("flag", "env", "key") if k in table]
         extra = sorted(set(table) - {"flag", "env", "key", "values"})
         if len(kinds) != 1 or extra:
-            raise bad("knob", f"number {number} needs exactly one of flag, env, key, and values" + (f" (unknown: {extra[0]})" if extra else ""))
+            raise bad(
+                "knob",
+                f"number {number} needs exactly one of flag, env, key, and values"
+                + (f" (unknown: {extra[0]})" if extra else ""),
+            )
         options = table.get("values")
         if not isinstance(options, list) or not options:
             raise bad("knob", f"number {number} ({table[kinds[0]]}) has no values")
@@ -172,7 +193,10 @@ def apply(profile: Any, setting: Setting) -> dict[str, Any]:
                 env[name] = "1" if value is True else str(value)
         else:
             if not hasattr(profile, name):
-                raise UsageError(f"profiles have no key {name!r}", "knob key = one of a profile's keys, for example speculative_num_steps")
+                raise UsageError(
+                    f"profiles have no key {name!r}",
+                    "knob key = one of a profile's keys, for example speculative_num_steps",
+                )
             keys[name] = value
     return {"args": tuple(args), "env": env, **keys}
 
@@ -220,13 +244,19 @@ def planned(space: Space, profile: Any, done: Mapping[str, Trial]) -> list[Setti
     if space.method == "matrix":
         every: list[Setting] = []
         for values in itertools.product(*(k.values for k in space.knobs)):
-            changed = [(k.kind, k.name, v) for k, v in zip(space.knobs, values, strict=True) if not _same(v, _current(profile, k))]
+            changed = [
+                (k.kind, k.name, v)
+                for k, v in zip(space.knobs, values, strict=True)
+                if not _same(v, _current(profile, k))
+            ]
             every.append(tuple(sorted(changed, key=lambda s: (s[0], s[1]))))
         first: list[Setting] = [()]
         return [s for s in dict.fromkeys(first + every) if key_of(s) not in done]
     singles: list[Setting] = [()]
     for knob in space.knobs:
-        singles += [((knob.kind, knob.name, v),) for v in knob.values if not _same(v, _current(profile, knob))]
+        singles += [
+            ((knob.kind, knob.name, v),) for v in knob.values if not _same(v, _current(profile, knob))
+        ]
     todo = [s for s in dict.fromkeys(singles) if key_of(s) not in done]
     if todo:
         return todo
@@ -245,7 +275,11 @@ def combination(space: Space, done: Mapping[str, Trial]) -> Setting:
         best: tuple[float, tuple[str, str, Value]] | None = None
         for value in knob.values:
             trial = done.get(key_of(((knob.kind, knob.name, value),)))
-            if trial is None or trial.estimate is None or compare(base, trial, space.metric) is not Verdict.FASTER:
+            if (
+                trial is None
+                or trial.estimate is None
+                or compare(base, trial, space.metric) is not Verdict.FASTER
+            ):
                 continue
             score = trial.estimate.value if better else -trial.estimate.value
             if best is None or score > best[0]:
@@ -259,7 +293,9 @@ def compare(base: Trial, trial: Trial, metric: str, noise: float = 0.0) -> Verdi
     """faster | same | slower | unclear against the baseline."""
     if base.estimate is None or trial.estimate is None or base.estimate.value <= 0:
         return Verdict.NOT_COMPARABLE
-    return verdict(ratio_of_means(base.estimate, trial.estimate), higher_is_better=METRICS[metric], noise=noise)
+    return verdict(
+        ratio_of_means(base.estimate, trial.estimate), higher_is_better=METRICS[metric], noise=noise
+    )
 
 
 def drift(trials: Iterable[Trial]) -> float | None:
@@ -272,6 +308,14 @@ def drift(trials: Iterable[Trial]) -> float | None:
             elif base is None:
                 base = trial.estimate.value
     return control / base - 1 if base and control else None
+
+
+def no_baseline(trials: Iterable[Trial]) -> str:
+    """Why nothing can be compared, in words: the profile as it is has no figure. "" while it has one or was not tried."""
+    base = next((t for t in trials if t.setting == () and not t.is_control), None)
+    if base is None or base.estimate is not None:
+        return ""
+    return f"the profile as it is {base.state}: {base.cause or 'no cause is known'}; there is nothing to compare with"
 
 
 def winner(space: Space, trials: Sequence[Trial]) -> Trial | None:
@@ -290,7 +334,11 @@ def winner(space: Space, trials: Sequence[Trial]) -> Trial | None:
             continue
         if compare(base, trial, space.metric, noise) is not Verdict.FASTER or best.estimate is None:
             continue
-        ahead = trial.estimate.value > best.estimate.value if better else trial.estimate.value < best.estimate.value
+        ahead = (
+            trial.estimate.value > best.estimate.value
+            if better
+            else trial.estimate.value < best.estimate.value
+        )
         if best is base or ahead:
             best = trial
     return best
@@ -345,7 +393,12 @@ def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
     for trial in sorted(trials, key=order):
         mark = "base" if trial is base else "best" if trial is best else "control" if trial.is_control else ""
         ratio = said = None
-        if trial.estimate is not None and base is not None and base.estimate is not None and trial is not base:
+        if (
+            trial.estimate is not None
+            and base is not None
+            and base.estimate is not None
+            and trial is not base
+        ):
             ratio = ratio_of_means(base.estimate, trial.estimate)
             said = compare(base, trial, space.metric, noise)
         out.append(Ranked(trial, mark, trial.estimate, ratio, said))
@@ -365,19 +418,38 @@ def table(space: Space, trials: Sequence[Trial]) -> tuple[list[str], list[list[s
             continue
         delta = "≈" if r.verdict is Verdict.SAME else change_text(r.ratio) if r.ratio is not None else ""
         accept = f"{trial.accept_length:.2f}" if trial.accept_length else ""
-        rows.append([_MARKS[r.mark], r.label, value_text(e), delta, str(r.verdict or "baseline"), _s(trial.ready_s), accept])
+        rows.append(
+            [
+                _MARKS[r.mark],
+                r.label,
+                value_text(e),
+                delta,
+                str(r.verdict or "baseline"),
+                _s(trial.ready_s),
+                accept,
+            ]
+        )
     return ["", "setting", space.metric, "Δ", "verdict / cause", "ready s", "accept"], rows
 
 
-def value_text(e: Estimate) -> str:
+def short(value: float, digits: int = 4) -> str:
+    """A figure with that many significant digits and never an exponent above 1: 348.8, 12345, 0.0123."""
+    return f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def value_text(e: Estimate, sign: str = "±") -> str:
     """ "90.1 ±1.2": the mean and half of its 95 % interval."""
-    return f"{e.value:.4g}" + (f" ±{(e.hi - e.lo) / 2:.3g}" if e.lo is not None and e.hi is not None else "")
+    return short(e.value) + (f" {sign}{short(e.half_width, 3)}" if e.half_width is not None else "")
 
 
-def change_text(ratio: Estimate) -> str:
-    """ "+41.5 ±2.1 %" of a ratio to the baseline."""
-    half = f" ±{(ratio.hi - ratio.lo) / 2 * 100:.1f}" if ratio.lo is not None and ratio.hi is not None else ""
-    return f"{(ratio.value - 1) * 100:+.1f}{half} %"
+def change_text(ratio: Estimate, sign: str = "±") -> str:
+    """ "+41.5 ±2.1 %" of a ratio to the baseline; whole per cent from 100 on."""
+
+    def per_cent(value: float, plus: str = "") -> str:
+        return f"{100 * value:{plus}.{0 if abs(value) >= 1 else 1}f}"
+
+    half = f" {sign}{per_cent(ratio.half_width)}" if ratio.half_width is not None else ""
+    return f"{per_cent(ratio.value - 1, '+')}{half} %"
 
 
 @dataclass(frozen=True, slots=True)

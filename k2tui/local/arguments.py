@@ -178,8 +178,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(argv: Sequence[str]) -> tuple[ServerArgs, tuple[str, ...]]:
-    """ServerArgs and the flags that were accepted without effect. Bad usage: message on stderr, SystemExit 2."""
+def split_ignored(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(the arguments that do something here, the names of SGLang's flags that are accepted without effect)."""
     kept: list[str] = []
     ignored: list[str] = []
     items = iter(argv)
@@ -191,6 +191,12 @@ def parse(argv: Sequence[str]) -> tuple[ServerArgs, tuple[str, ...]]:
                 next(items, None)
         else:
             kept.append(item)
+    return kept, ignored
+
+
+def parse(argv: Sequence[str]) -> tuple[ServerArgs, tuple[str, ...]]:
+    """ServerArgs and the flags that were accepted without effect. Bad usage: message on stderr, SystemExit 2."""
+    kept, ignored = split_ignored(argv)
     parser = _parser()
     known = vars(parser.parse_args(kept))
     if known["tp_size"] > 1:

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from k2tui.errors import UsageError
 from k2tui.stages import Stage, StagePlan
-from k2tui.tune.folder import read_space
+from k2tui.tune.folder import read_space, space_path
 
 
 def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
     """params: folder (a run that is there, to go on with) or space (a file, for a new run); config (a file, optional)."""
     folder, space = str(params.get("folder") or ""), str(params.get("space") or "")
     if not folder and not space:
-        raise UsageError("tune needs a space file", "docs/tune.md shows one; `k2tui tune run SPACE.toml` does the same")
+        raise UsageError(
+            "tune needs a space file", "docs/tune.md shows one; `k2tui tune run SPACE.toml` does the same"
+        )
     argv = [sys.executable, "-m", "k2tui.tune"]
     if folder:
         argv.append(folder)
         name = folder.rsplit("/", 1)[-1]
     else:
-        path = Path(space).expanduser().absolute()
+        path = space_path(space)
         read_space(path)  # said now, not in a log
         argv += ["--space", str(path)]
         name = path.stem
     if params.get("config"):
         argv += ["--config", str(params["config"])]
-    return StagePlan(title=f"tune {name}", argv=tuple(argv), env={}, params=dict(params), grace_s=200.0, locks=(f"tune:{name}",))
+    return StagePlan(
+        title=f"tune {name}",
+        argv=tuple(argv),
+        env={},
+        params=dict(params),
+        grace_s=200.0,
+        locks=(f"tune:{name}",),
+    )
 
 
 STAGE = Stage(

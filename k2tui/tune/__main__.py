@@ -26,6 +26,7 @@ from k2tui.core.tuning import (
     apply,
     drift,
     key_of,
+    no_baseline,
     planned,
     table,
     winner,
@@ -37,9 +38,22 @@ from k2tui.jobs import folder as jobs
 from k2tui.jobs.report import report_progress, report_result
 from k2tui.lifecycle import DECIDED, Stopped, follow_start, stop_servers
 from k2tui.orders import submit_stage
-from k2tui.plain import duration
+from k2tui.plain import clean, duration
 from k2tui.plain import table as plain_table
+from k2tui.tune.check import no_change
 from k2tui.tune.folder import TuneFolder
+
+
+def last_words(job_id: str) -> str:
+    """Why a benchmark failed: the load generator's own line at the end of its log, with the error's class and the server's words."""
+    try:
+        with jobs.log_path(job_id).open("rb") as fh:
+            fh.seek(max(0, fh.seek(0, os.SEEK_END) - 65536))
+            lines = fh.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    said = [line.removeprefix("k2tui bench: ") for line in lines if line.startswith("k2tui bench: ")]
+    return clean(said[-1])[:400] if said else ""
 
 
 class Halt(Exception):
@@ -65,21 +79,32 @@ class Tuner:
 
     def go(self) -> int:
         self._clear_leftovers()
-        done = {t.key: t for t in self.run.trials()}
+        done = {
+            t.key: t for t in self.run.trials() if t.setting != () or t.state == "ok"
+        }  # a failed baseline is tried again
         self._resumed = f"trial {len(done)}" if done else ""
         while todo := planned(self.space, self.profile, {k: t for k, t in done.items() if not t.is_control}):
             self._progress(done, todo)
             self._left = len(todo) - 1
-            trial = self.measure(todo[0])
+            others = {k: t.setting for k, t in done.items() if t.state != "skipped"}
+            why = no_change(self.profile, todo[0], others)
+            trial = (
+                Trial(setting=todo[0], state="skipped", cause=why, at_s=time.time())
+                if why
+                else self.measure(todo[0])
+            )
             self.run.add(trial)
             done[trial.key] = trial
             self._say(trial)
             if trial.setting == () and trial.state != "ok":
-                print(f"the profile as it is does not run ({trial.cause}): there is nothing to compare with", flush=True)
-                report_result({"ok": False, "cause": trial.cause, "folder": str(self.run.path)})
+                print(f"\n{no_baseline([trial])}", flush=True)
+                report_result(
+                    {"ok": False, "cause": trial.cause, "folder": str(self.run.path), "trials": len(done)}
+                )
                 return 1
         control = key_of(()) + "#control"
-        if len(done) > 2 and control not in done:
+        measured = sum(t.estimate is not None for t in done.values())
+        if measured > 1 and control not in done:
             self._left = 0
             trial = self.measure((), is_control=True)
             self.run.add(trial)
@@ -96,11 +121,22 @@ class Tuner:
 
     def _progress(self, done: dict[str, Trial], todo: list[Setting]) -> None:
         total = len(done) + len(todo) + 1
-        took = [t.ready_s or 0 for t in done.values()]
-        report_progress(len(done), total, "trials", words(todo[0])[:60], sum(took) / len(took) * len(todo) * 2 if took else None, resumed=self._resumed, force=True)
+        took = [t.ready_s for t in done.values() if t.ready_s is not None]
+        report_progress(
+            len(done),
+            total,
+            "trials",
+            words(todo[0])[:60],
+            sum(took) / len(took) * len(todo) * 2 if took else None,
+            resumed=self._resumed,
+            force=True,
+        )
 
     def _now(self, trial: Trial, step: str) -> None:
-        self.run.set_now(TuneStep(trial.setting, step, time.time(), trial.is_control, self._server, self._left), self._job_id)
+        self.run.set_now(
+            TuneStep(trial.setting, step, time.time(), trial.is_control, self._server, self._left),
+            self._job_id,
+        )
 
     def _say(self, trial: Trial) -> None:
         label = words(trial.setting) + (" (again)" if trial.is_control else "")
@@ -109,24 +145,37 @@ class Tuner:
         else:
             e = trial.estimate
             spread = f" (95 % {e.lo:.4g} to {e.hi:.4g})" if e.lo is not None and e.hi is not None else ""
-            print(f"{label}: {self.space.metric} {e.value:.4g}{spread}, ready after {duration(trial.ready_s)}", flush=True)
+            print(
+                f"{label}: {self.space.metric} {e.value:.4g}{spread}, ready after {duration(trial.ready_s)}",
+                flush=True,
+            )
 
     def _finish(self, trials: list[Trial]) -> None:
         header, rows = table(self.space, trials)
         print("\n" + plain_table(header, rows), flush=True)
         best = winner(self.space, trials)
         moved = drift(trials)
-        facts: dict[str, Any] = {"ok": True, "folder": str(self.run.path), "trials": len(trials), "drift": moved}
+        facts: dict[str, Any] = {
+            "ok": True,
+            "folder": str(self.run.path),
+            "trials": len(trials),
+            "drift": moved,
+        }
         if best is not None and best.setting:
             changed = apply(self.profile, best.setting)
             lines = [("args", json.dumps(list(changed["args"])))]
             lines += [(k, json.dumps(v)) for k, v in changed.items() if k not in ("args", "env")]
             own = {n: v for kind, n, v in best.setting if kind == "env"}
             if own:
-                inline = ", ".join(f"{json.dumps(n)} = {json.dumps('' if v is False else '1' if v is True else str(v))}" for n, v in own.items())
+                inline = ", ".join(
+                    f"{json.dumps(n)} = {json.dumps('' if v is False else '1' if v is True else str(v))}"
+                    for n, v in own.items()
+                )
                 lines.append(("env", "{ " + inline + " }"))
             assert best.estimate is not None
-            note = f"found by k2tui tune: {words(best.setting)}; {self.space.metric} {best.estimate.value:.4g}"
+            note = (
+                f"found by k2tui tune: {words(best.setting)}; {self.space.metric} {best.estimate.value:.4g}"
+            )
             path = self.run.write_best(f"{self.space.profile}-tuned", self.space.profile, lines, note)
             print(f"\nbest: {words(best.setting)}\nits profile: {path}", flush=True)
             facts |= {"best": words(best.setting), "value": best.estimate.value, "profile": str(path)}
@@ -168,7 +217,12 @@ class Tuner:
                     cause = f"{load.root_cause} ({load.root_cause_group}): {cause}"
                 if load.proof_line and not stalled:
                     cause += f"; line {load.proof_line_no}: {load.proof_line.strip()[:200]}"
-                return self._stopped(replace(trial, state="stalled" if stalled else "failed", cause=cause, job_id=self._server), before)
+                return self._stopped(
+                    replace(
+                        trial, state="stalled" if stalled else "failed", cause=cause, job_id=self._server
+                    ),
+                    before,
+                )
             trial = replace(trial, ready_s=load.ready_s, job_id=self._server)
             self._now(trial, "bench")
             return self._stopped(self._bench(trial, view), before)
@@ -192,20 +246,39 @@ class Tuner:
         if not job.state.is_final:
             jobs.stop(job_id, by="the tuner")
             last = jobs.wait(job_id, timeout_s=60)
-            return replace(trial, state="stalled", cause=f"the benchmark did not end in {space.bench_timeout_s:g} s ({last.state})")
+            return replace(
+                trial,
+                state="stalled",
+                cause=f"the benchmark did not end in {space.bench_timeout_s:g} s ({last.state})",
+            )
         rows = [r for r in benchdb.rows(200) if r.job_id == job_id and not r.is_partial]
         rows.reverse()
         values = tuple(float(v) for r in rows if (v := getattr(r, space.metric)) is not None and not r.errors)
         if job.state is not JobState.SUCCEEDED or not values:
             errors = sum(r.errors for r in rows)
-            return replace(trial, state="failed", cause=f"benchmark: {job.reason or 'no figure'}" + (f", {errors} errors" if errors else ""))
+            said = (
+                last_words(job_id)
+                or "; ".join(dict.fromkeys(f for r in rows for f in r.flags))
+                or job.reason
+                or "no figure"
+            )
+            return replace(
+                trial,
+                state="failed",
+                cause=f"benchmark: {said}" + (f", {errors} errors" if errors else "") + f" (job {job_id})",
+            )
         accepts = [r.accept_length for r in rows if r.accept_length is not None]
         figures = {
             k: sum(got) / len(got)
             for k in ("tok_s_user", "output_throughput", "ttft_p50_ms", "tpot_p50_ms")
             if (got := [float(v) for r in rows if (v := getattr(r, k)) is not None])
         }
-        return replace(trial, values=values, accept_length=sum(accepts) / len(accepts) if accepts else None, figures=figures)
+        return replace(
+            trial,
+            values=values,
+            accept_length=sum(accepts) / len(accepts) if accepts else None,
+            figures=figures,
+        )
 
     def _stop_server(self, free_before: dict[int, int] | None = None) -> Stopped:
         end = stop_servers([self._server], by="the tuner", timeout_s=180, free_before=free_before)[0]
@@ -230,7 +303,9 @@ class Tuner:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m k2tui.tune")
-    parser.add_argument("folder", type=Path, nargs="?", help="folder of a run, to begin it or to go on with it")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", help="folder of a run, to begin it or to go on with it"
+    )
     parser.add_argument("--space", type=Path, help="make a new run of this space file")
     parser.add_argument("--config")
     args = parser.parse_args(argv)
@@ -256,7 +331,9 @@ def main(argv: list[str] | None = None) -> int:
     except Halt:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         tuner.abort()
-        print(f"stopped; what was measured is kept, go on with: k2tui tune resume {run.path.name}", flush=True)
+        print(
+            f"stopped; what was measured is kept, go on with: k2tui tune resume {run.path.name}", flush=True
+        )
         return 130
     except K2Error as err:
         tuner.abort()

@@ -20,18 +20,31 @@ def root() -> Path:
     return paths.state_dir() / "tune"
 
 
+def space_path(name: str) -> Path:
+    """A space file by its path; "asset:tune-tiny" is one that k2tui ships. ~ is the home."""
+    if name.startswith("asset:"):
+        return paths.assets_dir() / f"{name.removeprefix('asset:')}.toml"
+    return Path(name).expanduser().absolute()
+
+
 def read_space(path: Path) -> Space:
     """A space file. Raises UsageError naming the file and line."""
     try:
         text = path.read_text(encoding="utf-8")
         raw = tomllib.loads(text)
     except FileNotFoundError:
-        raise UsageError(f"no file {path}", "give a space.toml: docs/tune.md shows one") from None
+        raise UsageError(
+            f"no file {path}", "give a space.toml: docs/tune.md shows one, asset:tune-tiny is shipped"
+        ) from None
     except (OSError, UnicodeDecodeError) as err:
         raise UsageError(f"{path}: {err}", "check the path and its permissions") from None
     except tomllib.TOMLDecodeError as err:
         raise UsageError(f"{path}: not valid TOML: {err}", "fix that line") from None
-    lines = {line.split("=", 1)[0].strip(): number for number, line in enumerate(text.splitlines(), 1) if "=" in line}
+    lines = {
+        line.split("=", 1)[0].strip(): number
+        for number, line in enumerate(text.splitlines(), 1)
+        if "=" in line
+    }
     return parse_space(raw, str(path), lines)
 
 
@@ -61,19 +74,26 @@ class TuneFolder:
     @classmethod
     def find(cls, name: str = "") -> TuneFolder:
         """A run by name or beginning of it; "" = the newest. Raises UsageError."""
-        names = sorted(p.name for p in root().iterdir() if (p / "space.toml").exists()) if root().is_dir() else []
+        names = (
+            sorted(p.name for p in root().iterdir() if (p / "space.toml").exists()) if root().is_dir() else []
+        )
         if not names:
             raise UsageError("there is no tuning run", "start one: k2tui tune run SPACE.toml")
         found = [n for n in names if n.startswith(name)] if name else names[-1:]
         if len(found) != 1:
-            raise UsageError(f"{'no' if not found else len(found)} tuning runs begin with {name!r}", "runs: " + ", ".join(names[-8:]))
+            raise UsageError(
+                f"{'no' if not found else len(found)} tuning runs begin with {name!r}",
+                "runs: " + ", ".join(names[-8:]),
+            )
         return cls(root() / found[0])
 
     @classmethod
     def newest(cls) -> TuneFolder | None:
         """The run that was made last; None when there is none."""
         try:
-            names = sorted((n for n in os.listdir(root()) if (root() / n / "space.toml").exists()), reverse=True)
+            names = sorted(
+                (n for n in os.listdir(root()) if (root() / n / "space.toml").exists()), reverse=True
+            )
         except OSError:
             return None
         return cls(root() / names[0]) if names else None
@@ -109,7 +129,12 @@ class TuneFolder:
             raw = json.loads((self.path / "now.json").read_bytes())
             setting = trial_from_json({"setting": raw["setting"]}).setting
             step = TuneStep(
-                setting, str(raw["step"]), float(raw["since_s"]), bool(raw["is_control"]), str(raw["server_job"]), int(raw["left"])
+                setting,
+                str(raw["step"]),
+                float(raw["since_s"]),
+                bool(raw["is_control"]),
+                str(raw["server_job"]),
+                int(raw["left"]),
             )
             return step, str(raw["job_id"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -160,7 +185,12 @@ class TuneFolder:
 
     def write_best(self, name: str, base: str, changes: Sequence[tuple[str, str]], note: str) -> Path:
         """best.toml: the winner as a profile that inherits the start profile. changes: (key, TOML value)."""
-        lines = [f"# {note}", f'[profile."{name}"]', f"inherit = {json.dumps(base)}", f"description = {json.dumps(note)}"]
+        lines = [
+            f"# {note}",
+            f'[profile."{name}"]',
+            f"inherit = {json.dumps(base)}",
+            f"description = {json.dumps(note)}",
+        ]
         lines += [f"{key} = {value}" for key, value in changes]
         path = self.path / "best.toml"
         write_whole(path, "\n".join(lines) + "\n")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from k2tui.core.tuning import Space
 
 HELP = "try settings one after the other and find the fastest"
 DESCRIPTION = (
@@ -17,8 +20,15 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     run_ = actions.add_parser("run", help="start a tuning run")
-    run_.add_argument("space", help="TOML file: profile, knobs, how to measure (docs/tune.md)")
-    run_.add_argument("--dry-run", action="store_true", help="print the trials that are known now and the command of each; start nothing")
+    run_.add_argument(
+        "space",
+        help="TOML file: profile, knobs, how to measure (docs/tune.md); asset:tune-tiny and asset:tune-sglang are shipped",
+    )
+    run_.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the trials that are known now and the command of each; start nothing",
+    )
     resume = actions.add_parser("resume", help="go on with a run")
     show = actions.add_parser("show", help="the table of a run, also while it runs")
     best = actions.add_parser("best", help="print the winner as a profile")
@@ -45,7 +55,7 @@ def _facts(run: Any) -> dict[str, Any]:
 
 
 def _show(run: Any, as_json: bool) -> None:
-    from k2tui.core.tuning import drift, table, winner, words
+    from k2tui.core.tuning import drift, no_baseline, table, winner, words
     from k2tui.plain import table as plain_table
 
     if as_json:
@@ -58,10 +68,19 @@ def _show(run: Any, as_json: bool) -> None:
     import shutil
 
     header, rows = table(space, trials)
-    if sys.stdout.isatty():  # the cause of a failed trial is cut to what the terminal has left; `--json` has it whole
-        room = shutil.get_terminal_size().columns - sum(max(len(r[i]) for r in [header, *rows]) + 2 for i in (0, 1, 2, 3, 5, 6))
-        rows = [[*r[:4], r[4] if len(r[4]) <= max(20, room) else r[4][: max(20, room) - 1] + "…", *r[5:]] for r in rows]
+    if (
+        sys.stdout.isatty()
+    ):  # the cause of a failed trial is cut to what the terminal has left; `--json` has it whole
+        room = shutil.get_terminal_size().columns - sum(
+            max(len(r[i]) for r in [header, *rows]) + 2 for i in (0, 1, 2, 3, 5, 6)
+        )
+        rows = [
+            [*r[:4], r[4] if len(r[4]) <= max(20, room) else r[4][: max(20, room) - 1] + "…", *r[5:]]
+            for r in rows
+        ]
     print(plain_table(header, rows, right=[5, 6]))
+    if why := no_baseline(trials):
+        print(f"\n{why}")
     moved = drift(trials)
     if moved is not None:
         print(f"\nthe baseline measured again at the end: {moved * 100:+.1f} %")
@@ -81,10 +100,23 @@ def _start(run: Any, args: argparse.Namespace) -> int:
     config_path = str(Path(args.config).resolve()) if args.config else ""
     plan = stages.get("tune").plan(load(args.config), {"folder": str(run.path), "config": config_path})
     job_id = folder.submit(
-        JobSpec(id="", stage="tune", title=plan.title, argv=plan.argv, env=plan.env, params=plan.params or {}, grace_s=plan.grace_s, locks=plan.locks)
+        JobSpec(
+            id="",
+            stage="tune",
+            title=plan.title,
+            argv=plan.argv,
+            env=plan.env,
+            params=plan.params or {},
+            grace_s=plan.grace_s,
+            locks=plan.locks,
+        )
     )
     if not args.wait:
-        print(json.dumps({"schema": 1, "job": job_id, "run": run.path.name}) if args.json else f"{run.path.name} (job {job_id}); look: k2tui tune show")
+        print(
+            json.dumps({"schema": 1, "job": job_id, "run": run.path.name})
+            if args.json
+            else f"{run.path.name} (job {job_id}); look: k2tui tune show"
+        )
         return 0
     job = folder.wait(job_id)
     _show(run, args.json)
@@ -92,32 +124,92 @@ def _start(run: Any, args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from k2tui.tune.folder import TuneFolder, read_space, root
+    from k2tui.tune.folder import TuneFolder, read_space, space_path
 
     if args.action == "list":
-        names = sorted((p.name for p in root().iterdir() if (p / "space.toml").exists()), reverse=True) if root().is_dir() else []
-        if args.json:
-            print(json.dumps({"schema": 1, "runs": names}))
-        else:
-            print("\n".join(names) if names else "no tuning run yet")
-        return 0
+        return _list(args)
     if args.action == "run":
         if args.dry_run:
-            return _dry(args, read_space(Path(args.space)))
-        return _start(TuneFolder.create(Path(args.space)), args)
+            return _dry(args, read_space(space_path(args.space)))
+        space = space_path(args.space)
+        _refuse(read_space(space), args)
+        return _start(TuneFolder.create(space), args)
     found = TuneFolder.find(args.run)
     if args.action == "resume":
         return _start(found, args)
     if args.action == "best":
         path = found.path / "best.toml"
         if not path.exists():
-            print("k2tui tune: no winner: nothing was really faster, or the run has not ended", file=sys.stderr)
+            print(
+                "k2tui tune: no winner: nothing was really faster, or the run has not ended", file=sys.stderr
+            )
             return 1
         print(path.read_text(), end="")
         return 0
     _show(found, args.json)
+    return 0
+
+
+def _refuse(space: Space, args: argparse.Namespace) -> None:
+    """Say now, not in a job's log, that the first trial cannot start."""
+    from k2tui import config
+    from k2tui.doctor_gpu import settle_gpus
+    from k2tui.tune.check import refuse
+
+    profile = config.load(args.config).get_profile(space.profile)
+    refuse(space, settle_gpus(profile) if profile.auto_gpus else profile)
+
+
+def _list(args: argparse.Namespace) -> int:
+    """Every run, the newest first: state, when it began, how many trials, the winner."""
+    import time
+
+    from k2tui.core.tuning import no_baseline, winner, words
+    from k2tui.jobs import folder
+    from k2tui.plain import table as plain_table
+    from k2tui.tune.folder import TuneFolder, root
+
+    names = (
+        sorted((p.name for p in root().iterdir() if (p / "space.toml").exists()), reverse=True)
+        if root().is_dir()
+        else []
+    )
+    states: dict[str, str] = {}
+    for job in folder.list_jobs() if names else ():
+        if job.spec.stage == "tune":  # newest first; one that made its own folder says so in its result
+            where = str((job.result or {}).get("folder") or job.spec.params.get("folder") or "")
+            states.setdefault(where.rsplit("/", 1)[-1], str(job.state))
+    runs: list[dict[str, Any]] = []
+    for name in names:
+        view = TuneFolder(root() / name).view()
+        measured = [t for t in view.trials if t.estimate is not None]
+        best = winner(view.space, view.trials) if view.space is not None else None
+        job = folder.get(view.job_id) if view.now is not None and view.job_id else None
+        runs.append(
+            {
+                "run": name,
+                "state": str(job.state) if job is not None else states.get(name, "ended"),
+                "began_s": (root() / name / "space.toml").stat().st_mtime,
+                "profile": view.space.profile if view.space is not None else "",
+                "trials": len(view.trials),
+                "measured": len(measured),
+                "best": words(best.setting) if best is not None and best.setting else None,
+                "error": view.error or no_baseline(view.trials),
+            }
+        )
+    if args.json:
+        print(json.dumps({"schema": 1, "runs": names, "details": runs}, ensure_ascii=False))
+    elif not runs:
+        print("no tuning run yet")
+    else:
+        rows = [
+            [
+                r["run"], time.strftime("%Y-%m-%d %H:%M", time.localtime(r["began_s"])), r["state"], f"{r['measured']}/{r['trials']}",
+                r["best"] or (r["error"][:60] if r["error"] else "none really faster" if r["measured"] > 1 else ""),
+            ]
+            for r in runs
+        ]  # fmt: skip
+        print(plain_table(["run", "began", "state", "measured", "best"], rows))
     return 0
 
 
@@ -128,20 +220,30 @@ def _dry(args: argparse.Namespace, space: Any) -> int:
     from k2tui import config, engines
     from k2tui.core.job_mask import mask_argv, mask_env
     from k2tui.core.tuning import apply, planned, words
+    from k2tui.tune.check import no_change
     from k2tui.verbs._launch_text import command, room
 
     width = max(0, room(sys.stdout) - 4)
     profile = config.load(args.config).get_profile(space.profile)
     settings = planned(space, profile, {})
-    out = []
+    out: list[dict[str, str]] = []
     for setting in settings:
         plan = engines.get(profile.engine).launch(replace(profile, **apply(profile, setting)))
-        out.append({"setting": words(setting), "command": command(mask_argv(plan.argv), mask_env(plan.env), 0 if args.json else width)})
+        shown = command(mask_argv(plan.argv), mask_env(plan.env), 0 if args.json else width)
+        out.append({"setting": words(setting), "command": shown, "skipped": no_change(profile, setting, {})})
     if args.json:
         print(json.dumps({"schema": 1, "trials": out}, ensure_ascii=False))
     else:
         for entry in out:
-            print(f"{entry['setting']}\n{textwrap.indent(entry['command'], '    ')}")
-        tail = "then what helped, together, and the profile as it is once more" if space.method == "search" else "then the profile as it is once more"
+            print(
+                entry["setting"]
+                + (f": skipped, {entry['skipped']}" if entry["skipped"] else "")
+                + f"\n{textwrap.indent(entry['command'], '    ')}"
+            )
+        tail = (
+            "then what helped, together, and the profile as it is once more"
+            if space.method == "search"
+            else "then the profile as it is once more"
+        )
         print(f"{len(out)} trials, {tail}")
     return 0

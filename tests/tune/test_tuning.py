@@ -8,26 +8,35 @@ from typing import Any
 
 import pytest
 
+from k2tui import config
 from k2tui.config import Profile
+from k2tui.core.stats import Estimate
 from k2tui.core.tuning import (
     Space,
     Trial,
     apply,
+    change_text,
     combination,
     drift,
     key_of,
+    no_baseline,
     parse_space,
     planned,
+    short,
     table,
     trial_from_json,
     trial_to_json,
+    value_text,
     winner,
     words,
 )
 from k2tui.errors import UsageError
-from k2tui.tune.folder import TuneFolder, read_space
+from k2tui.tune.check import context_length, no_change, refuse
+from k2tui.tune.folder import TuneFolder, read_space, space_path
 
-BASE = Profile(name="p", model="/m", args=("--attention-backend", "triton", "--disable-x"), env={"NCCL_PROTO": "LL"})
+BASE = Profile(
+    name="p", model="/m", args=("--attention-backend", "triton", "--disable-x"), env={"NCCL_PROTO": "LL"}
+)
 RAW: dict[str, Any] = {
     "profile": "p",
     "knob": [
@@ -56,7 +65,16 @@ def test_search_goes_one_at_a_time_then_together() -> None:
     fast, slow, base = (110.0, 111.0, 110.5), (80.0, 81.0, 80.5), (100.0, 100.5, 99.5)
     results = {words(t): t for t in todo}
     done = {
-        key_of(t): trial(t, *(base if name == "as the profile" else fast if name in ("NCCL_PROTO=Simple", "speculative_num_steps=5") else slow))
+        key_of(t): trial(
+            t,
+            *(
+                base
+                if name == "as the profile"
+                else fast
+                if name in ("NCCL_PROTO=Simple", "speculative_num_steps=5")
+                else slow
+            ),
+        )
         for name, t in results.items()
     }
     assert words(combination(s, done)) == "NCCL_PROTO=Simple, speculative_num_steps=5"
@@ -94,7 +112,15 @@ def test_less_is_better_for_latencies() -> None:
 
 
 def test_settings_become_argv_and_env() -> None:
-    changed = apply(BASE, (("env", "NCCL_PROTO", ""), ("flag", "--attention-backend", "flashinfer"), ("flag", "--disable-x", False), ("key", "port", 5)))
+    changed = apply(
+        BASE,
+        (
+            ("env", "NCCL_PROTO", ""),
+            ("flag", "--attention-backend", "flashinfer"),
+            ("flag", "--disable-x", False),
+            ("key", "port", 5),
+        ),
+    )
     assert changed == {"args": ("--attention-backend", "flashinfer"), "env": {}, "port": 5}
     with pytest.raises(UsageError, match="no key 'prot'"):
         apply(BASE, (("key", "prot", 5),))
@@ -130,3 +156,51 @@ def test_folder_keeps_trials_through_a_torn_write(tmp_path: Path) -> None:
     file.write_text("profile = \n")
     with pytest.raises(UsageError, match="line 1"):
         read_space(file)
+
+
+def test_figures_stay_short() -> None:
+    """A wide interval is written out, never as 1.3e+02."""
+    assert [short(x) for x in (348.81, 12345.6, 0.01234, 9.0)] == ["348.8", "12346", "0.01234", "9"]
+    assert value_text(Estimate(348.8, 211.4, 486.2)) == "348.8 ±137"
+    assert change_text(Estimate(1.156, -0.113, 2.425)) == "+15.6 ±127 %"
+
+
+def test_a_failed_baseline_says_why_nothing_is_compared() -> None:
+    failed = Trial((), "failed", cause="benchmark: http_400: too long")
+    assert "http_400: too long" in no_baseline([failed])
+    assert no_baseline([]) == no_baseline([trial((), 1.0, 1.1)]) == ""
+
+
+def test_what_cannot_be_measured_is_known_before_the_start() -> None:
+    tiny = config.load().get_profile("tiny")
+    too_long = Space("tiny", (), random_input_len=1024, random_output_len=256)
+    with pytest.raises(UsageError, match=r"1280 tokens.*1024"):
+        refuse(too_long, tiny)
+    assert context_length(replace(tiny, args=("--context-length=512",))) == 512
+
+    def flag(name: str, value: Any) -> Any:
+        return (("flag", name, value),)
+
+    assert (
+        no_change(tiny, flag("--attention-backend", "triton"), {})
+        == "ignored by this engine: --attention-backend"
+    )
+    assert no_change(tiny, flag("--max-running-requests", "1"), {}) == ""
+    one = replace(tiny, args=("--max-running-requests", "1"))
+    assert no_change(one, flag("--max-running-requests", 1), {}) == "same command as the baseline"
+    both = (*flag("--attention-backend", "triton"), *flag("--dtype", "bfloat16"))
+    assert (
+        no_change(tiny, both, {"k": flag("--dtype", "bfloat16")})
+        == "ignored by this engine: --attention-backend"
+    )
+    assert no_change(replace(tiny, engine="sglang"), flag("--attention-backend", "triton"), {}) == ""
+
+
+@pytest.mark.parametrize("name", ["tune-tiny", "tune-sglang"])
+def test_shipped_spaces_are_valid_and_every_trial_changes_something(name: str) -> None:
+    found = read_space(space_path(f"asset:{name}"))
+    profile = config.load().get_profile(found.profile)
+    settings = planned(found, profile, {})
+    assert len(settings) > 3 and [no_change(profile, s, {}) for s in settings] == [""] * len(settings)
+    if profile.engine == "local":
+        assert found.random_input_len + found.random_output_len <= context_length(profile)

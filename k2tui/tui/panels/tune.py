@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k2tui.core.stats import Estimate, Verdict
-from k2tui.core.tuning import Ranked, Trial, TuneStep, TuneView, drift, ranked, winner, words
+from k2tui.core.tuning import (
+    Ranked,
+    Trial,
+    TuneStep,
+    TuneView,
+    change_text,
+    drift,
+    no_baseline,
+    ranked,
+    value_text,
+    winner,
+    words,
+)
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Cell, Column, Glyphs, Line, Picture, Row, Seg, fit_line, table, text_line, wrap
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
 STEPS = {"check": "is checked", "start": "starts", "bench": "is measured", "stop": "stops"}
-STATES = {"failed": "bad", "stalled": "bad", "refused": "warn"}
+STATES = {"failed": "bad", "stalled": "bad", "refused": "warn", "skipped": "dim"}
 VERDICTS = {
     Verdict.FASTER: "ok",
     Verdict.SLOWER: "bad",
@@ -27,7 +39,7 @@ def _columns(metric: str) -> tuple[Column, ...]:
         Column("", 1, keep=10),
         Column("setting", 16, weight=2, keep=10, limit=60),
         Column(metric, max(12, len(metric)), keep=10, align=">"),
-        Column("change", 13, keep=9, align=">"),
+        Column("change", 14, keep=9, align=">"),
         Column("verdict or cause", 14, weight=3, keep=8, limit=120),
         Column("accept", 6, keep=6, align=">"),
         Column("ready", 6, keep=5, align=">"),
@@ -38,7 +50,7 @@ def _columns(metric: str) -> tuple[Column, ...]:
 def sign(row: Ranked, g: Glyphs) -> Seg:
     """Best, baseline, baseline again, failed: told apart by sign, then by colour."""
     if row.estimate is None:
-        return Seg(g.bad, STATES.get(row.trial.state, "bad"))
+        return Seg(g.skip if row.trial.state == "skipped" else g.bad, STATES.get(row.trial.state, "bad"))
     return {
         "best": Seg(g.star, "ok bold"),
         "base": Seg(g.run, "accent"),
@@ -48,14 +60,13 @@ def sign(row: Ranked, g: Glyphs) -> Seg:
 
 def figure(e: Estimate, g: Glyphs) -> str:
     """ "90.1 ±1.2": the mean and half of its 95 % interval."""
-    return f"{e.value:.4g}" + ("" if e.half_width is None else f" {g.plus_minus}{e.half_width:.2g}")
+    return value_text(e, g.plus_minus)
 
 
 def change(row: Ranked, g: Glyphs) -> Seg:
     if row.ratio is None or row.verdict is None:
         return Seg("baseline" if row.mark == "base" else "", "dim")
-    half = "" if row.ratio.half_width is None else f" {g.plus_minus}{100 * row.ratio.half_width:.1f}"
-    return Seg(f"{100 * (row.ratio.value - 1):+.1f}{half} %", VERDICTS[row.verdict])
+    return Seg(change_text(row.ratio, g.plus_minus), VERDICTS[row.verdict])
 
 
 def cause(trial: Trial) -> str:
@@ -78,7 +89,7 @@ def _cells(row: Ranked, g: Glyphs) -> Sequence[Cell]:
         Seg(row.label, "bold" if row.mark == "best" else ""),
         Seg(
             trial.state if row.estimate is None else figure(row.estimate, g),
-            "bad" if failed else "bold" if row.mark == "best" else "",
+            STATES.get(trial.state, "bad") if failed else "bold" if row.mark == "best" else "",
         ),
         change(row, g),
         Seg(
@@ -99,6 +110,8 @@ def summary(run: TuneView) -> list[tuple[str, str]]:
     """(words, role): what was found so far, and how far it can be trusted."""
     if run.space is None or not run.trials:
         return []
+    if why := no_baseline(run.trials):
+        return [(why, "bad")]
     out: list[tuple[str, str]] = []
     best = winner(run.space, run.trials)
     if best is not None and best.setting and best.estimate is not None:

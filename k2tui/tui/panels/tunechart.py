@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from k2tui.core.tuning import Ranked, ranked
+from k2tui.core.tuning import Ranked, ranked, short
 from k2tui.tui.lines import Glyphs, Line, Picture, Row, Seg, fit, fit_line, text_line
 from k2tui.tui.panels import Panel
-from k2tui.tui.panels.tune import figure, sign
+from k2tui.tui.panels.tune import STATES, figure, sign
 from k2tui.tui.view import View
 
 
@@ -31,7 +31,7 @@ def bar_line(row: Ranked, base: float | None, low: float, high: float, cells: in
     """Full up to the lower end of the interval, thin up to the upper end; the baseline's mean is a mark across all bars."""
     e = row.estimate
     if e is None or cells < 1:
-        return (Seg(fit(row.trial.state, cells, "<", g.ellipsis), "bad"),)
+        return (Seg(fit(row.trial.state, cells, "<", g.ellipsis), STATES.get(row.trial.state, "bad")),)
 
     def at(value: float) -> int:
         return max(0, min(cells - 1, round((value - low) / (high - low) * (cells - 1))))
@@ -80,7 +80,7 @@ def draw(view: View, width: int, height: int) -> Picture:
     return Picture(
         tuple(out),
         None,
-        (Seg(f"{hidden}{low:.4g} to {high:.4g}", "dim"),),
+        (Seg(f"{hidden}{short(low)} to {short(high)}", "dim"),),
         title=f"{run.space.metric} by trial",
     )
 

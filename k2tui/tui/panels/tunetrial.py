@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from k2tui.core.tuning import Ranked, ranked
+from k2tui.core.tuning import Ranked, ranked, short
 from k2tui.tui import format as fmt
-from k2tui.tui.lines import Line, Picture, Row, Seg, fit, fit_line, text_line, wrap
+from k2tui.tui.lines import Line, Picture, Row, Seg, fit, fit_line, line_width, text_line, wrap
 from k2tui.tui.panels import Panel
-from k2tui.tui.panels.tune import change, figure
+from k2tui.tui.panels.tune import STATES, change, figure
 from k2tui.tui.view import View
 
 NAMES = {
@@ -33,7 +33,16 @@ def draw(view: View, width: int, height: int) -> Picture:
     lines: list[Line] = []
 
     def pair(label: str, *segs: Seg) -> None:
-        lines.append((Seg(f"{label:<12}", "dim"), *segs))
+        """One fact; parts that the line has no room for go on below it."""
+        line, used = [Seg(f"{label:<12}", "dim")], 12
+        for seg in segs:
+            if used > 12 and used + line_width((seg,)) > width:
+                lines.append(tuple(line))
+                line, used = [Seg(" " * 12)], 12
+                seg = Seg(seg.text.lstrip(), seg.role, seg.action)
+            line.append(seg)
+            used += line_width((seg,))
+        lines.append(tuple(line))
 
     if trial.setting:
         for kind, name, value in trial.setting:
@@ -50,21 +59,21 @@ def draw(view: View, width: int, height: int) -> Picture:
         )
     if row.estimate is not None:
         e = row.estimate
-        span = "" if e.lo is None or e.hi is None else f"  95% {e.lo:.4g} to {e.hi:.4g}"
+        span = "" if e.lo is None or e.hi is None else f"  95% {short(e.lo)} to {short(e.hi)}"
         pair(
             NAMES.get(run.space.metric, run.space.metric)[:11], Seg(figure(e, g), "bold"), Seg(span, "faint")
         )
-        pair("repeats", Seg("  ".join(f"{v:.4g}" for v in trial.values)))
+        pair("repeats", *(Seg(short(v) + "  ") for v in trial.values))
         if row.ratio is not None:
             pair("baseline", change(row, g), Seg(f"  {row.verdict}", "dim"))
         others = [(NAMES.get(k, k), v) for k, v in trial.figures.items() if k != run.space.metric]
         if others:
-            pair("also", Seg("  ".join(f"{name} {value:.4g}" for name, value in others)))
+            pair("also", *(Seg(f"{name} {short(value)}  ") for name, value in others))
         if trial.accept_length:
             pair("accept", Seg(f"{trial.accept_length:.2f}"))
     else:
         for n, text in enumerate(wrap(trial.cause or "no cause is known", max(10, width - 12))):
-            pair(trial.state if n == 0 else "", Seg(text, "bad"))
+            pair(trial.state if n == 0 else "", Seg(text, STATES.get(trial.state, "bad")))
     times = [f"ready after {fmt.duration(trial.ready_s)}"] if trial.ready_s is not None else []
     times += [f"stopped in {fmt.duration(trial.stop_s)}"] if trial.stop_s is not None else []
     if times:
