@@ -19,23 +19,29 @@ import signal
 import sys
 import threading
 from codecs import getincrementaldecoder
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.cells import get_character_cell_size
 from rich.color import ColorSystem
 from rich.style import Style
+from textual import events
 from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
+from textual.message import Message
+from textual.message_pump import MessagePump
 from textual.strip import Strip
+from textual.widget import AwaitMount
 
 SYNC_START, SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
 GAP = 5  # unchanged cells that are cheaper to send again than to jump over
 HANGUP_GRACE_S = 0.7
 EXIT_HANGUP = 129
 SCREEN_CHANGE_S = 0.008
+KEY_PATIENCE_S, OPEN_PATIENCE_S = 0.3, 1.0
 _ATTRIBUTE_CODES = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "21", "51", "52", "53")
 
 Cell = tuple[str, Style | None]
@@ -288,8 +294,20 @@ class QuietDriver(LinuxDriver):
             app.terminal_gone()
 
 
+class KeyDone(Message, bubble=True):
+    """Follows a key on its way through the widgets: where this arrives, the key has been dealt with."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
 class QuietApp(App[int]):
-    """An App that paints through `Painter` and survives what terminals do."""
+    """An App that paints through `Painter`, takes keys in order and survives what terminals do.
+
+    Keys in order: over a slow link they come in bursts. Each waits until the one before it has been dealt with, and until the
+    window or field that it opened has the focus; else letters of a search word would be taken for orders.
+    """
 
     ENABLE_COMMAND_PALETTE = False
     ALLOW_SELECT = False
@@ -303,6 +321,68 @@ class QuietApp(App[int]):
         self._loop_of_app: asyncio.AbstractEventLoop | None = None
         self._has_dropped = False
         self.animation_level = "none"
+        self._keys: deque[events.Key] = deque()  # not dealt with yet
+        self._key_number = 0
+        self._key_is_on_its_way = False
+        self._opening = 0  # windows and fields that have not got the focus yet
+
+    # -- keys, one after another
+
+    async def on_event(self, event: events.Event) -> None:
+        if not isinstance(event, events.Key) or event.is_forwarded:
+            await super().on_event(event)
+            return
+        self._keys.append(event)
+        await self._next_key()
+
+    async def _next_key(self) -> None:
+        while self._keys and not self._key_is_on_its_way and not self._opening:
+            event = self._keys.popleft()
+            self._key_number += 1
+            number = self._key_number
+            self._key_is_on_its_way = True
+            target = self.focused or self.screen
+            await super().on_event(event)
+            if not target.post_message(KeyDone(number)):
+                self._key_is_on_its_way = False
+                continue
+            asyncio.get_running_loop().call_later(KEY_PATIENCE_S, self._key_is_lost, number)
+
+    async def on_key_done(self, message: KeyDone) -> None:
+        if message.number == self._key_number:
+            self._key_is_on_its_way = False
+            await self._next_key()
+
+    def _key_is_lost(self, number: int) -> None:
+        """Whoever had the key has gone, or takes its time: the others go on."""
+        if number == self._key_number and self._key_is_on_its_way:
+            self._key_is_on_its_way = False
+            self.call_later(self._next_key)
+
+    def hold_keys(self, until: MessagePump) -> None:
+        """Keys wait until that window or field has been built and has the focus."""
+        self._opening += 1
+        is_open = False
+
+        async def opened() -> None:
+            nonlocal is_open
+            if not is_open:
+                is_open = True
+                self._opening -= 1
+                await self._next_key()
+
+        until.call_after_refresh(lambda: self.call_later(opened))
+        asyncio.get_running_loop().call_later(OPEN_PATIENCE_S, lambda: self.call_later(opened))
+
+    def push_screen(self, screen: Any, *args: Any, **options: Any) -> Any:
+        found = super().push_screen(screen, *args, **options)
+        self.hold_keys(self.screen)
+        return found
+
+    def switch_mode(self, mode: str) -> AwaitMount:
+        found = super().switch_mode(mode)
+        self.hold_keys(self.screen)
+        return found
 
     def delay_update(self, delay: float = 0.05) -> None:
         """Textual holds the picture for 50 ms at every change of screen. Ours are drawn in one go."""

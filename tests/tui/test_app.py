@@ -194,8 +194,27 @@ async def test_benchmark_form(make_app: Any) -> None:
         await shows(pilot, "is not a number", "write 1,4,8")
         await pilot.press("enter")
         assert not app.backend.orders  # a wrong form does not run
+        await shows(pilot, "!concurrency", " requests")  # and shows which field it is
         await pilot.press("ctrl+u", "4", "enter")
         await until(pilot, lambda: ("submit", "bench", {"concurrency": "4", "num_prompts": "9"}) in app.backend.orders)
+
+
+async def test_a_job_that_fails_at_once_says_why(make_app: Any) -> None:
+    failed = Job(JobSpec("bench-99", "bench", "bench C=4", ("k2tui",)), JobState.FAILED, reason="exit code 2")
+
+    def script(now: float) -> Snapshot:
+        snap = fake.scene("serving", now, 124.0)
+        return replace(snap, jobs=(failed, *snap.jobs))
+
+    app = make_app(backend=fake.FakeBackend(script, clock=lambda: fake.T0))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY")
+        await pilot.press("b")
+        await shows(pilot, "This command")
+        await pilot.press("enter")
+        await until(pilot, lambda: any("bench C=4 failed: exit code 2" in m[2] and "OutOfMemoryError" in m[2] for m in app.messages))
+        await settle(pilot, 0.5)
+        assert sum("bench C=4 failed" in m[2] for m in app.messages) == 1
 
 
 async def test_unavailable_stages_say_why(make_app: Any) -> None:
@@ -509,3 +528,20 @@ def test_keys_are_unique_per_place() -> None:
             if key.action:
                 assert name not in taken, f"{name}: {key.text} and {taken[name]}"
                 taken[name] = key.text
+
+
+async def test_a_burst_of_keys_goes_where_they_were_meant(make_app: Any) -> None:
+    """Over a slow link many keys arrive at once: what follows `/` is a text, not orders."""
+    from textual import events
+
+    app = make_app("loading")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "LOADING")
+        for key in ("4", "slash", *"bench", "enter", "5", "3", "ctrl+p", *"theme", "enter"):
+            app._driver.send_message(events.Key(key, key if len(key) == 1 else None))
+        await shows(pilot, "Theme", "k2-light")
+        await pilot.press("escape", "4")
+        await shows(pilot, "Baseline benchmark")
+        text = text_of(app)
+        assert "Baseline benchmark" in text and "Extract hidden states" not in text, text
+        assert not app.backend.orders, "no letter of the texts became an order"

@@ -217,7 +217,9 @@ class Deck(Screen[None]):
                 before.focus(scroll_visible=False)
             done(text)
 
-        self.mount(Prompt(label, initial, finish))
+        prompt = Prompt(label, initial, finish)
+        self.mount(prompt)
+        self.dashboard.hold_keys(prompt)
 
     def on_log_view_asked(self, event: LogView.Asked) -> None:
         event.stop()

@@ -300,8 +300,7 @@ class Launch(Dialog):
             yield ButtonBar()
 
     def on_mount(self) -> None:
-        for field in self._fields:
-            self.query_one(f"#label-{field.name}", Lines).show([(Seg(f" {field.label}", "dim"),)])
+        self._mark_fields()
         self.query_one(ButtonBar).set_buttons(
             (Button("Enter", self._run_label, "run"), Button("^y", "Copy command", "copy"), Button("Esc", "Back", "cancel"))
         )
@@ -340,6 +339,7 @@ class Launch(Dialog):
     def _show_argv(self) -> None:
         rows = self.query_one("#argv", RowList)
         cells = rows.inner[0]
+        self._mark_fields()
         lines: list[Line]
         if self._error is not None:
             lines = [text_line(t, "bad") for t in wrap(self._error.message, cells)]
@@ -348,6 +348,13 @@ class Launch(Dialog):
             lines = [text_line(t, "warn") for t in wrap(self._note, cells)] if self._note else []
             lines += [text_line(t) for t in wrap(shell_text(self._argv), cells)]
         rows.set_picture(Picture(tuple(Row("", x) for x in lines), note=(Seg("^y", "key"), Seg(" copies", "dim"))))
+
+    def _mark_fields(self) -> None:
+        """The field that the error is about stands out."""
+        words = self._error.message.replace("--", " ").replace("-", "_").replace(":", " ").split() if self._error is not None else []
+        for field in self._fields:
+            label = (Seg("!", "bad"), Seg(field.label, "bad bold")) if field.name in words else (Seg(f" {field.label}", "dim"),)
+            self.query_one(f"#label-{field.name}", Lines).show([label])
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
