@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -32,13 +31,9 @@ def _die_with_parent() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it. Exit codes: 0 measured, 1 failed or nothing completed, 2 usage, 3 server not there, 130 interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="python -m k2tui.loadgen", description="Benchmark a running server."
-    )
-    options.add_arguments(parser)
     try:
         _die_with_parent()
-        args = parser.parse_args(argv)
+        args = options.parse(sys.argv[1:] if argv is None else argv, "python -m k2tui.loadgen")
         from k2tui.loadgen.runner import run
 
         options.check(args)

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from k2tui.errors import UsageError
+
+
+class OptionParser(argparse.ArgumentParser):
+    """One that says what is wrong in one line: `error` raises UsageError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "), f"{self.prog} --help lists the options")
+
+
+def parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
+    """The options of one benchmark, checked as far as that is possible before it runs. Raises UsageError."""
+    parser = OptionParser(prog=prog, description="Benchmark a running server.")
+    add_arguments(parser)
+    return parser.parse_args(argv)
 
 
 def numbers(text: str) -> tuple[int, ...]:

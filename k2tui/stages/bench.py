@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from k2tui.config import Config
 from k2tui.errors import UsageError
+from k2tui.loadgen import options
 from k2tui.stages import Stage, StagePlan
 
 # stage parameter -> option of the load generator
@@ -21,7 +22,10 @@ _OPTIONS = (
 
 
 def plan(config: Config, params: Mapping[str, Any]) -> StagePlan:
-    """argv of one benchmark. params: any option of `k2tui bench run` with underscores; defaults from [bench]."""
+    """argv of one benchmark. params: any option of `k2tui bench run` with underscores; defaults from [bench].
+
+    Raises UsageError naming the option whose value is wrong.
+    """
     unknown = sorted(set(params) - set(_OPTIONS) - {"profile", "gpus"})
     if unknown:
         raise UsageError(f"bench: unknown parameter {unknown[0]!r}", "known: " + ", ".join(_OPTIONS))
@@ -39,6 +43,7 @@ def plan(config: Config, params: Mapping[str, Any]) -> StagePlan:
     argv = [sys.executable, "-m", "k2tui.loadgen"]
     for key, value in values.items():
         argv += _flag(key, value)
+    options.check(options.parse(argv[3:], "k2tui bench run"))  # said now, not in a log
     shown = _words(values.get("request_rate") or values["concurrency"])
     label = str(values.get("label") or "")
     title = f"bench {label} {'rate' if values.get('request_rate') else 'C'}={shown}".replace("  ", " ")

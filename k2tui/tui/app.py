@@ -46,6 +46,7 @@ START_GAP_S, START_S = 0.04, 1.5  # between frames while the first figures come 
 KEY_GAP_S, KEY_GLOW_S = 0.1, 3.0  # the same after a key
 WATCHED_GAP_S, WATCHED_S = 0.5, 30.0  # while somebody is likely to look closely, or a log fills the screen
 IDLE_GAP_S = 1.0
+QUICK_END_S = 10.0  # a job that fails so soon after its form is told with its log's first error
 
 DEFAULT_STAGES = (
     StageInfo("serve", "Start server", "s"),
@@ -113,6 +114,7 @@ class Dashboard(QuietApp):
         self.process_pick = ProcessPick()
         self.messages: list[tuple[float, str, str]] = []
         self._aim: tuple[str, str, str, float] | None = None  # a row to select on a screen that comes: mode, panel, key, until
+        self._just_begun: dict[str, float] = {}  # jobs started by a form, and until when their failure is told at once
         self._notices_seen: set[tuple[float, str]] = set()
         self._alerts_seen: int | None = None
         self._has_drawn = False
@@ -210,6 +212,7 @@ class Dashboard(QuietApp):
         task_id = deck.selected_key("board") if deck is not None else ""
         self.view = View(snap, self.clock(), self.history, self.glyphs, self.server_key, task_id, self.gpu_sort, process=self.process_pick)
         self._note_notices(snap)
+        self._note_quick_failures(snap)
         self._pass_alerts(snap)
         if deck is not None:
             with self.batch_update():
@@ -238,7 +241,7 @@ class Dashboard(QuietApp):
         del self.messages[:-200]
         body = f"{text}\n{hint}" if hint else text
         level: Any = severity if severity in ("information", "warning", "error") else "information"
-        self.notify(body, severity=level, timeout=4 if severity == "information" else 8, markup=False)
+        self.notify(body, severity=level, timeout=2.5 if severity == "information" else 8, markup=False)
 
     def _say_later(self, text: str, severity: str) -> None:
         self.call_later(self.say, text, severity)
@@ -253,6 +256,26 @@ class Dashboard(QuietApp):
                 self.say(notice.text, notice.severity)
             else:
                 self.messages.append((notice.at_s, notice.severity, notice.text))
+
+    def _note_quick_failures(self, snap: Snapshot) -> None:
+        """A job that fails within seconds of its form was given something wrong: say what."""
+        for job in snap.jobs if self._just_begun else ():
+            until_s = self._just_begun.get(job.spec.id)
+            if until_s is None or not (job.state.is_final or time.monotonic() > until_s):
+                continue
+            del self._just_begun[job.spec.id]
+            if job.state in (JobState.FAILED, JobState.LOST):
+                words = f"{job.spec.title or job.spec.stage} failed: {job.reason or job.state.value}"
+                self.order(self._first_error, job.spec.id, then=lambda line, words=words: self.say(words, "error", line or "l on the jobs screen shows its log"))
+
+    def _first_error(self, job_id: str) -> str:
+        """The first line of a short log that names an error, else its last line, "" for an empty one. Raises K2Error."""
+        log = self.backend.log(job_id)
+        try:
+            lines = [line.strip() for line in log.lines(0, min(log.line_count(), 400)) if line.strip()]
+        finally:
+            log.close()
+        return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")[:200]
 
     def _pass_alerts(self, snap: Snapshot) -> None:
         """Bells and notifications of the user's own terminal, each once, in the order of the frames."""
@@ -375,7 +398,11 @@ class Dashboard(QuietApp):
 
         def launch(params: Mapping[str, str] | None) -> None:
             if params is not None:
-                self.order(self.backend.submit, name, params, then=lambda job_id: self.say(f"{info.title}: job {job_id}"))
+                self.order(self.backend.submit, name, params, then=begun)
+
+        def begun(job_id: str) -> None:
+            self.say(f"{info.title}: job {job_id}")
+            self._just_begun[job_id] = time.monotonic() + QUICK_END_S
 
         if name == "serve":
             choices = [Choice(p, p, "default" if p == self.snap.profile else "") for p in self.snap.profiles]

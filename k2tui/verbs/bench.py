@@ -13,9 +13,11 @@ HELP = "benchmark a server; list, show and compare runs"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from k2tui.loadgen import options
 
-    measuring = argparse.ArgumentParser(add_help=False)  # made once: there are many options
+    measuring = options.OptionParser(add_help=False)  # made once: there are many options
     options.add_arguments(measuring)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=options.OptionParser
+    )
     for name, words in (
         ("run", "measure a running server now (k2tui jobs submit bench: in the background)"),
         ("sweep", "1, 2, 4, ... in flight until throughput stops growing; finds the knee"),
@@ -108,12 +110,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _parsed(argv: list[str]) -> argparse.Namespace:
+    """The options given; url is "" without --url. Raises UsageError."""
     from k2tui.loadgen import options
 
-    parser = argparse.ArgumentParser(prog="k2tui bench run")
-    options.add_arguments(parser)
-    parser.set_defaults(url="")
-    return parser.parse_args(argv)
+    return options.parse(["--url", "", *argv], "k2tui bench run")
 
 
 def _shown(url: str) -> str:

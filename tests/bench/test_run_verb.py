@@ -227,6 +227,32 @@ def test_the_list_keeps_labels_and_ids_apart() -> None:
     assert second[head.index("id") :].startswith("BBBBBB")
 
 
+def test_a_wrong_value_is_told_in_one_line(tmp_path: Path) -> None:
+    for words, said in (
+        (("--concurrency", "^"), "--concurrency: '^' is no list of whole numbers (example: 1,4,8)"),
+        (("--num-prompts", "0"), "--num-prompts: '0' must be at least 1"),
+        (("--seed", "x"), "--seed: invalid int value: 'x'"),
+    ):
+        done = k2tui(tmp_path, "run", *words)
+        assert done.returncode == 2
+        assert done.stderr.splitlines() == [f"k2tui: {said}", "  k2tui bench run --help lists the options"]
+        job = subprocess.run(
+            [sys.executable, "-m", "k2tui.loadgen", *words], capture_output=True, text=True, timeout=60
+        )
+        assert job.returncode == 2 and job.stderr.splitlines()[0] == f"k2tui bench: {said}"
+
+
+def test_the_stage_refuses_a_wrong_value_before_there_is_a_job() -> None:
+    from k2tui.config import Config
+    from k2tui.stages.bench import plan
+
+    with pytest.raises(K2Error, match="--concurrency: '\\^' is no list"):
+        plan(Config(), {"concurrency": "^", "url": "http://127.0.0.1:1"})
+    with pytest.raises(K2Error, match="--random-output-len"):
+        plan(Config(), {"random_output_len": "-3", "url": "http://127.0.0.1:1"})
+    assert "1,2" in plan(Config(), {"concurrency": "1,2", "url": "http://127.0.0.1:1"}).argv
+
+
 def test_counts_are_whole_numbers() -> None:
     row = BenchRow("01J00000000000000000AAAAAA", 1.0, num_requests=32)
     text = detail(row, [Metric("completed.v1", "value", 32.0, "requests", n=32)], {})
