@@ -390,13 +390,16 @@ class Monitor:
     # ---- the door's orders
 
     def _with_url(self, stage: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Stages that talk to a server take the newest one that is ready, unless a URL is given."""
+        """Stages that talk to a server take the newest one that is ready, unless a URL is given. Those that read states get them checked."""
         out = dict(params)
+        is_offline = stage == "train" or (stage == "evaluate" and not out.get("prompts") and not out.get("url"))
+        if is_offline:
+            self._check_inputs(stage, out)
         if stage == "serve":
             out.setdefault("profile", self._profile)
         elif stage == "pipeline" and not out.get("file"):
             out["file"] = self._chain_file
-        elif stage in ("bench", "prepare", "extract", "evaluate") and not out.get("url"):
+        elif stage in ("bench", "prepare", "extract", "evaluate") and not is_offline and not out.get("url"):
             for server in self._servers:
                 if server.http is not None and server.http.model_path and server.load.state in (State.READY, State.DEGRADED):
                     out["url"] = server.http.url
@@ -404,6 +407,17 @@ class Monitor:
             else:
                 raise NotReadyError("no server is ready", "start one and wait until it says ready")
         return out
+
+    @staticmethod
+    def _check_inputs(stage: str, params: Mapping[str, Any]) -> None:
+        """The folders that it would read are there. Raises NotReadyError saying which is missing and what makes it."""
+        made_by = {"states": "x extracts states; or give the folder they are in", "draft": "t trains a draft; or give the folder it is in"}
+        for name in ("states", "draft") if stage == "evaluate" else ("states",):
+            given = str(params.get(name) or "")
+            if not given:
+                raise NotReadyError(f"{name}: no folder is given", made_by[name])
+            if not Path(given).exists():
+                raise NotReadyError(f"{name}: there is no {given} in {Path.cwd()}", made_by[name])
 
     def preview(self, stage: str, params: Mapping[str, Any]) -> Sequence[str]:
         return preview_stage(self._config, stage, self._with_url(stage, params))
