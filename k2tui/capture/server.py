@@ -81,7 +81,7 @@ def own_server(
         probe.settimeout(2)
         if probe.connect_ex((host, port)) == 0:
             raise NotReadyError(
-                f"port {port} is taken by another server",
+                f"port {port} is taken by another server{_who(listener(port))}",
                 "give --port, stop that server, or use it with --url if it captures",
             )
     root.mkdir(parents=True, exist_ok=True)
@@ -124,11 +124,13 @@ def _wait(
         conn = Connection(url, 5)
         try:
             status: dict[str, Any] = conn.call("GET", ROUTE)
+            _refuse_stranger(process, url)
             if status["writers"] and Path(status["root"]).resolve() == root.resolve():
                 return
         except OSError:
             pass  # it loads
         except K2Error as err:
+            _refuse_stranger(process, url)
             if "HTTP 404" in err.message:
                 raise NotReadyError(
                     "the server is up and does not capture: the plug-in was not loaded",
@@ -139,6 +141,49 @@ def _wait(
         if limit_s and time.monotonic() - began > limit_s:
             raise NotReadyError(f"the server was not ready in {limit_s:.0f} s", look)
         time.sleep(0.3)
+
+
+def _refuse_stranger(process: subprocess.Popen[bytes], url: str) -> None:
+    """Raise NotReadyError when what answers at url is another process than the server that was started here."""
+    port = int(url.rsplit(":", 1)[1])
+    pid = listener(port)
+    if pid is None:
+        return
+    with contextlib.suppress(OSError):
+        if os.getsid(pid) != process.pid:  # the server leads a session of its own; its workers are in it
+            raise NotReadyError(
+                f"port {port} is held by another process{_who(pid)}: the answer is not from the server started here",
+                'give --port (in a pipeline step: port = "free"), or stop that process',
+            )
+
+
+def listener(port: int) -> int | None:
+    """Process id of who listens on this TCP port; None when nobody does, or it cannot be told (another user's process, no /proc)."""
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
+                words = line.split()
+                if words[3] == "0A" and int(words[1].rsplit(":", 1)[1], 16) == port:  # 0A = LISTEN
+                    inodes.add(f"socket:[{words[9]}]")
+    for folder in Path("/proc").glob("[0-9]*/fd") if inodes else ():
+        with contextlib.suppress(OSError):
+            for entry in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(entry) in inodes:
+                        return int(folder.parent.name)
+    return None
+
+
+def _who(pid: int | None) -> str:
+    """ " (pid 17, python)"; "" when it is not known."""
+    if pid is None:
+        return ""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return f" (pid {pid})"
+    return f" (pid {pid}, {''.join(c for c in name if c.isprintable())})"
 
 
 def _ended(process: subprocess.Popen[bytes], log_path: Path, start_b: int) -> str:

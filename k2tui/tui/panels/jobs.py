@@ -65,6 +65,8 @@ def left_s(job: Job) -> float | None:
         return None
     if progress.eta_s is not None:
         return progress.eta_s
+    if job.spec.stage == "pipeline":  # its steps differ: the pace of those that are done says nothing about the rest
+        return None
     if progress.total and progress.done > 0 and job.started_s is not None and progress.at_s > job.started_s:
         return (progress.at_s - job.started_s) / progress.done * max(0.0, progress.total - progress.done)
     return None
