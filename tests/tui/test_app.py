@@ -336,6 +336,61 @@ async def test_palette_finds_and_runs(make_app: Any) -> None:
         await until(pilot, lambda: app.current_mode == "bench")
 
 
+async def test_palette_says_that_nothing_matches(make_app: Any) -> None:
+    async with make_app("serving").run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY")
+        await pilot.press("ctrl+p")
+        await shows(pilot, "Commands", "Overview")
+        await pilot.press(*"qqxxzz")
+        await shows(pilot, "nothing matches")
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_help_is_whole_at_every_size(make_app: Any, size: tuple[int, int]) -> None:
+    """Every word of every key's text is there, in its own column, and once."""
+    from k2tui.tui.keys import KEYS
+    from k2tui.tui.lines import UNICODE, line_width
+    from k2tui.tui.screens.help import help_lines
+
+    async with make_app("serving").run_test(size=size) as pilot:
+        await shows(pilot, "READY")
+        await pilot.press("question_mark")
+        await shows(pilot, "Help", "Server: phases, charts")
+        shown = pilot.app.screen.query_one(RowList)
+        lines = ["".join(s.text for s in row.line) for row in shown.picture.rows]
+        assert all(line_width(row.line) <= shown.inner[0] for row in shown.picture.rows)
+    columns = [lines] if size[0] < 100 else [[line[:47] for line in lines], [line[47:] for line in lines]]
+    texts = [" ".join(" ".join(column).split()) for column in columns]
+    for key in KEYS:
+        assert sum(f"{key.show} {key.text}" in text for text in texts) == 1, key
+    assert any(line_width(line) > 68 for line in help_lines(UNICODE, 96))  # two columns were drawn there
+
+
+async def test_the_key_line_says_what_q_does(make_app: Any) -> None:
+    async with make_app("serving").run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "READY", "q quit")
+        await pilot.press("l")
+        await shows(pilot, "q back")
+        assert "q quit" not in text_of(pilot.app)
+        await pilot.press("q")
+        await shows(pilot, "q quit")
+
+
+async def test_every_stop_of_tab_shows_its_focus(make_app: Any) -> None:
+    """The host's bare line is none; the server's keys are named; without a GPU there is nothing to open or to sort."""
+    app = make_app("serving", gpu_count=0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY")
+        seen: dict[str, str] = {}
+        for _ in range(12):
+            await pilot.press("tab")
+            await settle(pilot, 0.1)
+            seen[str(app.screen.focused.id)] = text_of(app).splitlines()[-1]
+        assert "panel-host" not in seen and len(seen) >= 5
+        assert all(f" {key} " in seen["panel-server"] for key in ("p", "l", "R"))
+        assert "sort" not in seen["panel-gpus"] and "Enter" not in seen["panel-gpus"]
+
+
 async def test_mouse_tabs_buttons_rows(make_app: Any) -> None:
     app = make_app("loading")
     async with app.run_test(size=(80, 24)) as pilot:

@@ -316,5 +316,6 @@ PANEL = Panel(
     draw,
     needs=("servers", "is_whole"), ticks=True,
     order=10,
+    keys=(("p", "proof", "proof line"), ("l", "open_log", "log"), ("R", "report", "report")),
     help="What the server does, from its log and from its own answers. [ and ] choose among several.",
 )

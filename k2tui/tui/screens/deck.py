@@ -133,6 +133,7 @@ class Deck(Screen[None]):
             widget.display = slot is not None
             if slot is not None:
                 widget.frame = slot.frame
+                widget.can_focus = slot.frame != "none"  # a bare line has no place to show that it has the focus
                 _put(widget, slot.x, slot.y + 1, slot.width, slot.height)
         if self._view is not None:
             self.call_after_refresh(self.draw, self._view)
@@ -178,18 +179,20 @@ class Deck(Screen[None]):
 
     def draw_keys(self) -> None:
         width = self.app.size.width
-        self._keys.show([key_line(self._hints(), width)])
+        self._keys.show([key_line(self._hints(), width, goes_back="q" in self._bindings.key_to_bindings)])
 
     def _hints(self) -> list[tuple[str, str, str]]:
         hints: list[tuple[str, str, str]] = []
         focused = self.focused
         if isinstance(focused, PanelView):
-            if focused.panel.enter.startswith("open"):
+            if focused.panel.enter.startswith("open") and focused.selected:
                 hints.append(("Enter", "open", ""))
-            hints += [(KEY_SIGNS.get(k, k), label, order_action(focused.panel.name, a)) for k, a, label in focused.panel.keys]
+            if focused.selected or focused.panel.name not in ("gpus", "processes"):  # nothing to sort or to end
+                hints += [(KEY_SIGNS.get(k, k), label, order_action(focused.panel.name, a)) for k, a, label in focused.panel.keys]
         elif isinstance(focused, LogView):
             hints += [("/", "search", ""), ("&", "filter", ""), ("e", "error", ""), ("f", "follow", ""), ("w", "wrap", "")]
-        return [*hints, *self.HINTS]
+        named = {key for key, _word, _action in hints}
+        return [*hints, *(h for h in self.HINTS if h[0] not in named)]
 
     def _draw_small(self) -> None:
         width, height = self.app.size
@@ -313,9 +316,10 @@ def _tabs(active: str, words: str) -> list[Seg]:
     return out
 
 
-def key_line(hints: Sequence[tuple[str, str, str]], width: int) -> Line:
-    """What keys do here, then the ones that always work."""
-    always = (("Tab", "panel", ""), ("?", "help", "help"), ("^p", "commands", "palette"), ("q", "quit", "leave"))
+def key_line(hints: Sequence[tuple[str, str, str]], width: int, *, goes_back: bool = False) -> Line:
+    """What keys do here, then the ones that always work. goes_back: q leaves this screen, not the program."""
+    leave = ("q", "back", "back") if goes_back else ("q", "quit", "leave")
+    always = (("Tab", "panel", ""), ("?", "help", "help"), ("^p", "commands", "palette"), leave)
     tail: list[Seg] = []
     for key, word, action in always:
         tail += [Seg(f" {key}", "key", action), Seg(f" {word} ", "dim", action)]

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 from k2tui.tui.keys import KEYS
-from k2tui.tui.lines import Glyphs, Line, Seg, fit, text_line
+from k2tui.tui.lines import Glyphs, Line, Seg, line_width, text_line, wrap
 from k2tui.tui.screens.dialogs import Reader
+
+KEY_CELLS = 10  # the key's own column, indent included
+GAP = 3
+
+
+def _blocks(width: int) -> list[list[Line]]:
+    """Each group of keys: its title, its keys wrapped to that width, an empty line."""
+    groups: dict[str, list[Line]] = {}
+    for key in KEYS:
+        lines = groups.setdefault(key.group, [text_line(key.group, "accent bold")])
+        for n, part in enumerate(wrap(key.text, width - KEY_CELLS)):
+            lines.append((Seg(f"  {key.show if n == 0 else '':<{KEY_CELLS - 2}}", "key bold"), Seg(part)))
+    return [[*lines, ()] for lines in groups.values()]
+
+
+def _halves(blocks: list[list[Line]]) -> tuple[list[Line], list[Line]]:
+    """The blocks in their order as two columns, as equal in height as that allows."""
+    ways = [([x for b in blocks[:n] for x in b], [x for b in blocks[n:] for x in b]) for n in range(1, len(blocks))]
+    return min(ways, key=lambda way: max(len(way[0]), len(way[1])))
 
 
 def help_lines(glyphs: Glyphs, width: int) -> list[Line]:
-    groups: dict[str, list[Line]] = {}
-    for key in KEYS:
-        groups.setdefault(key.group, []).append((Seg(f"  {key.show:<7}", "key bold"), Seg(key.text)))
+    """The help's lines, none wider than that: two columns of keys where there is room for both."""
     out: list[Line] = []
-    if width >= 90:  # two columns
-        names = list(groups)
-        half = -(-len(names) // 2)
-        columns: list[list[Line]] = []
-        for part in (names[:half], names[half:]):
-            column: list[Line] = []
-            for name in part:
-                column += [text_line(name, "accent bold"), *groups[name], ()]
-            columns.append(column)
-        for y in range(max(len(c) for c in columns)):
-            line: list[Seg] = []
-            for n, column in enumerate(columns):
-                cell = column[y] if y < len(column) else ()
-                text = "".join(s.text for s in cell)
-                line += cell
-                if n == 0:
-                    line.append(Seg(" " * max(1, width // 2 - len(text))))
-            out.append(tuple(line))
+    if width >= 90:
+        half = (width - GAP) // 2
+        left, right = _halves(_blocks(half))
+        for y in range(max(len(left), len(right))):
+            first = left[y] if y < len(left) else ()
+            second = right[y] if y < len(right) else ()
+            out.append((*first, Seg(" " * (half + GAP - line_width(first))), *second) if second else first)
     else:
-        for name, lines in groups.items():
-            out += [text_line(name, "accent bold"), *lines, ()]
+        out = [line for block in _blocks(width) for line in block]
     g = glyphs
     signs = (
         (g.run, "info", "running, ready"),
@@ -44,14 +49,21 @@ def help_lines(glyphs: Glyphs, width: int) -> list[Line]:
         (g.skip, "dim", "stopped, skipped"),
     )
     out.append(text_line("Signs", "accent bold"))
-    out.append(tuple(s for sign, role, word in signs for s in (Seg(f"  {sign} ", role), Seg(word, "dim"))))
+    line: list[Seg] = []
+    for sign, role, word in signs:
+        group = (Seg(f"  {sign} ", role), Seg(word, "dim"))
+        if line and line_width(line) + line_width(group) > width:
+            out.append(tuple(line))
+            line = []
+        line += group
+    out.append(tuple(line))
     out.append(())
     for text in (
         "Everything that you start goes on when the dashboard ends or the connection drops: start k2tui again to see it.",
         "The mouse works; with Shift (Option on macOS) held, the terminal selects text itself.",
         "y copies through the terminal (OSC 52); in tmux: set -g set-clipboard on.",
     ):
-        out.append(text_line(fit(text, width).rstrip(), "dim"))
+        out += [text_line(part, "dim") for part in wrap(text, width)]
     return out
 
 
