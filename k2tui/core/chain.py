@@ -21,6 +21,10 @@ from k2tui.errors import UsageError
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
+NEVER_RAN = "has not run yet"
+"""Why a step without a record is run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step. stage: a file of k2tui/stages, or argv: any command.
@@ -507,7 +511,7 @@ def decide(
                 else "comes after it"
             )
         elif record is None:
-            why = "has not run yet"
+            why = NEVER_RAN
         elif record.fingerprint != prints[step.name]:
             why = f"its inputs changed{', ' + earlier[0] + ' runs again' if earlier else ''}"
         elif earlier:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from k2tui.core.chain import Chain, Record, Step
 from k2tui.core.job_text import plain
+from k2tui.core.stats import Estimate, mean_interval, ratio_of_means
 
 SCHEMA = 1
 ROLES = (
@@ -106,22 +107,26 @@ def _outcome(chain: Chain, results: Mapping[str, Mapping[str, Any]]) -> dict[str
     train = next((results[s.name] for s in chain.steps if s.stage == "train" and s.name in results), _NOTHING)
     loads: list[dict[str, Any]] = []
     for row in by_role.get("draft") or by_role.get("baseline") or ():
-        same = {role: _same_load(rows, row) for role, rows in by_role.items()}
-        base, draft = (
-            _num(same.get("baseline", {}).get("tok_s_user")),
-            _num(same.get("draft", {}).get("tok_s_user")),
-        )
+        if any(_is_same_load(row, load) for load in loads):
+            continue  # another pass of a load that stands here already
+        same = {role: [r for r in rows if _is_same_load(r, row)] for role, rows in by_role.items()}
+        speeds = {role: _mean(same.get(role, ()), "tok_s_user") for role in ("baseline", "draft")}
+        base, draft = speeds["baseline"], speeds["draft"]
+        ratio = ratio_of_means(base, draft) if base and draft and base.value > 0 else None
         loads.append(
             {
                 "concurrency": row.get("concurrency"),
                 "request_rate": row.get("request_rate"),
-                "baseline_tok_s_user": base,
-                "draft_tok_s_user": draft,
-                "speedup": draft / base if base and draft else None,
-                "baseline_output_throughput": _num(same.get("baseline", {}).get("output_throughput")),
-                "draft_output_throughput": _num(same.get("draft", {}).get("output_throughput")),
-                "accept_length": _num(same.get("draft", {}).get("accept_length")),
-                "untrained_accept_length": _num(same.get("untrained", {}).get("accept_length")),
+                "baseline_tok_s_user": base.value if base else None,
+                "draft_tok_s_user": draft.value if draft else None,
+                "speedup": ratio.value if ratio else None,
+                "speedup_lo": ratio.lo if ratio else None,
+                "speedup_hi": ratio.hi if ratio else None,
+                "passes": ratio.n if ratio else None,
+                "baseline_output_throughput": _value(same.get("baseline", ()), "output_throughput"),
+                "draft_output_throughput": _value(same.get("draft", ()), "output_throughput"),
+                "accept_length": _value(same.get("draft", ()), "accept_length"),
+                "untrained_accept_length": _value(same.get("untrained", ()), "accept_length"),
             }
         )
     loads.sort(key=lambda x: (x["concurrency"] or 0, x["request_rate"] or 0))
@@ -136,15 +141,24 @@ def _outcome(chain: Chain, results: Mapping[str, Mapping[str, Any]]) -> dict[str
         "expected_accept_length": _num(train.get("expected_accept_length")),
         "expected_untrained": _num(train.get("untrained_accept_length")),
         "chain_accept_length": _num(train.get("chain_accept_length")),
-        "speedup": first.get("speedup"),
+        **{k: first.get(k) for k in ("speedup", "speedup_lo", "speedup_hi", "passes")},
         "loads": loads,
     }
 
 
-def _same_load(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first row of the same load."""
-    keys = ("concurrency", "request_rate")
-    return next((r for r in rows if all(r.get(k) == row.get(k) for k in keys)), _NOTHING)
+def _is_same_load(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return all(a.get(k) == b.get(k) for k in ("concurrency", "request_rate"))
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> Estimate | None:
+    """Mean of the passes of one load, with its 95 % interval (none for a single pass); None when nobody measured it."""
+    values = [v for r in rows if (v := _num(r.get(key))) is not None]
+    return mean_interval(values) if values else None
+
+
+def _value(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    found = _mean(rows, key)
+    return found.value if found else None
 
 
 # ---- words
@@ -173,11 +187,36 @@ def verdict(report: Mapping[str, Any]) -> str:
     words += f" (untrained: {before:.2f})." if before is not None else "."
     if length < 1.05:
         words += ' Nothing is accepted: see docs/story.md, "why does the draft not help?".'
-    if speed is not None:
-        words += f" One user's speed is {speed:.2f} times that without a draft."
-        if speed < 1 and length >= 1.05:
-            words += " Here a draft pass costs more than it saves."
-    return words
+    return words if speed is None else f"{words} {_speed_words(o, speed, length)}"
+
+
+def _speed_words(outcome: Mapping[str, Any], speed: float, length: float) -> str:
+    """One user's speed against the target alone; what lies within the spread of the passes is said to be so."""
+    low, high = _num(outcome.get("speedup_lo")), _num(outcome.get("speedup_hi"))
+    count = _num(outcome.get("passes")) or 1
+    if (low is None or high is None) and count > 1:
+        return f"One user's speed differs within noise: {speed:.2f} times that without a draft, but the {count:.0f} passes differ too much for an interval."
+    if low is None or high is None:
+        return f"One user's speed was {speed:.2f} times that without a draft in a single pass: its spread is not known (repeats = 3 tells it)."
+    passes = f"95 % {low:.2f} to {high:.2f}, {count:.0f} passes"
+    if low <= 1 <= high:
+        return f"One user's speed differs within noise: {speed:.2f} times that without a draft ({passes})."
+    words = f"One user's speed is {speed:.2f} times that without a draft ({passes})."
+    return words + (" Here a draft pass costs more than it saves." if speed < 1 and length >= 1.05 else "")
+
+
+def _by_load(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One row a load: the means of its passes, the sum of their errors."""
+    out: list[Mapping[str, Any]] = []
+    for row in rows:
+        if any(_is_same_load(row, seen) for seen in out):
+            continue
+        same = [r for r in rows if _is_same_load(r, row)]
+        means = {
+            k: _value(same, k) for k in ("tok_s_user", "output_throughput", "ttft_p50_ms", "accept_length")
+        }
+        out.append({**row, **means, "errors": sum(int(_num(r.get("errors")) or 0) for r in same)})
+    return out
 
 
 def step_words(row: Mapping[str, Any]) -> str:
@@ -197,7 +236,7 @@ def step_words(row: Mapping[str, Any]) -> str:
                 else ""
             )
             + (f", {r['errors']} errors" if r.get("errors") else "")
-            for r in _rows(f)
+            for r in _by_load(_rows(f))
         ]
         return "; ".join(parts)
     if stage == "prepare":
@@ -247,12 +286,19 @@ def loads_table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
         name = f"C={load['concurrency']}" if load.get("concurrency") else f"{load.get('request_rate')} req/s"
         rows.append(
             (
-                name, number(load.get("baseline_tok_s_user")), number(load.get("draft_tok_s_user")), number(load.get("speedup"), 2),
+                name, number(load.get("baseline_tok_s_user")), number(load.get("draft_tok_s_user")), _ratio(load),
                 number(load.get("baseline_output_throughput")), number(load.get("draft_output_throughput")),
                 number(load.get("accept_length"), 2), number(load.get("untrained_accept_length"), 2),
             )
         )  # fmt: skip
     return rows
+
+
+def _ratio(load: Mapping[str, Any]) -> str:
+    """ "1.30 ±0.08": the ratio and half its 95 % interval, where more than one pass was measured."""
+    low, high = _num(load.get("speedup_lo")), _num(load.get("speedup_hi"))
+    half = f" ±{(high - low) / 2:.2f}" if low is not None and high is not None else ""
+    return number(load.get("speedup"), 2) + half
 
 
 def curve_table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -270,6 +316,15 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [head, "|" + "---|" * len(rows[0]), *body]
 
 
+def _run_words(report: Mapping[str, Any]) -> str:
+    """What the run that wrote the report did itself: the steps' time is that of the runs that measured them."""
+    run = _map(report.get("run"))
+    ran, skipped = _num(run.get("ran")), _num(run.get("skipped"))
+    if ran is None or not skipped:
+        return ""
+    return f" when they ran (the last run: {ran:.0f} steps run, {skipped:.0f} skipped as still valid)"
+
+
 def markdown(report: Mapping[str, Any], made: str) -> str:
     """The report for people. made: date and time in words."""
     steps = cast("list[Mapping[str, Any]]", report.get("steps") or [])
@@ -279,7 +334,10 @@ def markdown(report: Mapping[str, Any], made: str) -> str:
         if report.get("complete")
         else "not whole: some steps have not run, or ran with other settings"
     )
-    lines += [f"Made {made}; {words}; the steps took {number(report.get('took_s'), 0)} s.", ""]
+    lines += [
+        f"Made {made}; {words}; the steps took {number(report.get('took_s'), 0)} s{_run_words(report)}.",
+        "",
+    ]
     loads, curve = loads_table(report), curve_table(report)
     if len(loads) > 1:
         lines += ["## With and without the draft", "", *_table(loads), ""]

@@ -64,6 +64,8 @@ def step_view(step: Step, record: Record | None, job: Job | None) -> StepView:
         )  # a server's record is made when it is ready
         share = progress.done / progress.total if progress is not None and progress.total else None
         note = progress.note if progress is not None else ""
+        if share is not None and share >= 1:
+            note = "finishes"  # its work is done, its process still runs
         if job.waiting_for:
             note = f"waits for {job.waiting_for}"
         return StepView(

@@ -21,6 +21,7 @@ from typing import Any, cast
 from k2tui import doctor, paths, stages
 from k2tui.config import Config
 from k2tui.core.chain import (
+    NEVER_RAN,
     Chain,
     Decision,
     Record,
@@ -38,6 +39,7 @@ from k2tui.core.chain import (
 )
 from k2tui.core.job import Job, JobSpec, JobState
 from k2tui.core.job_mask import mask_argv
+from k2tui.core.job_text import detail
 from k2tui.errors import K2Error, UsageError
 from k2tui.files import write_json, write_whole
 from k2tui.jobs import conditions, folder
@@ -48,6 +50,8 @@ __all__ = ["ChainRun", "default_text", "load_chain", "open_run"]
 WHOLE_B = 32 << 20  # files up to this size are hashed whole
 PRINTED_B = 1 << 20  # a command's printed result is at most this long
 READY_TIMEOUT_S = 7200.0
+LEFT_S = 5.0  # how often the time left is written
+SAY_S = 10.0  # a line of progress this often in a step's first five minutes, then every minute
 
 
 def default_text() -> str:
@@ -158,6 +162,11 @@ class ChainRun:
         self._live: dict[str, str] = {}  # server step -> job id, started (or found) by this run
         self._found: set[str] = set()  # servers that ran before: not stopped by this run
         self._urls: dict[str, str] = {}
+        self._counts: dict[str, int] = {}  # {"ran": n, "skipped": n} of this object's run
+        self._tail_s: float | None = (
+            None  # seconds that the steps after the present one took before; None = not all known
+        )
+        self._report_left: Callable[[float | None], None] = lambda left_s: None
 
     # ---- facts
 
@@ -324,7 +333,7 @@ class ChainRun:
         only: Sequence[str] = (),
         force: bool = False,
         keep_servers: bool = False,
-        progress: Callable[[int, int, str], None] = lambda done, total, note: None,
+        progress: Callable[[int, int, str, float | None], None] = lambda done, total, note, left_s: None,
     ) -> dict[str, Any]:
         """Run what has to run; returns {step: {action, why, job_id, took_s}}. Raises K2Error at the first step that fails.
 
@@ -347,13 +356,26 @@ class ChainRun:
             os.close(guard)
 
     def _run(
-        self, todo: Sequence[Decision], keep_servers: bool, progress: Callable[[int, int, str], None]
+        self,
+        todo: Sequence[Decision],
+        keep_servers: bool,
+        progress: Callable[[int, int, str, float | None], None],
     ) -> dict[str, Any]:
         summary: dict[str, Any] = {}
         done = 0
+        self._counts = {"ran": 0, "skipped": 0}
         try:
             for d in todo:
-                progress(done, len(todo), d.step.name)
+                self._tail_s = self._took_before(
+                    [x.step for x in todo[done + 1 :] if x.action in ("run", "serve")]
+                )
+                now, name_now = done, d.step.name
+
+                def tell_left(left_s: float | None, now: int = now, name_now: str = name_now) -> None:
+                    progress(now, len(todo), name_now, left_s)
+
+                self._report_left = tell_left
+                tell_left(None)
                 if d.action == "run":
                     for name in d.step.needs:
                         if name in self.servers:
@@ -362,6 +384,7 @@ class ChainRun:
                         if d.step in server_users(self.chain, name, self.servers):
                             self._serve(name)
                     job = self._run_step(d.step, d.why)
+                    self._counts["ran"] += 1
                     summary[d.step.name] = {
                         "action": "run",
                         "why": d.why,
@@ -369,12 +392,13 @@ class ChainRun:
                         "took_s": job.took_s,
                     }
                 elif d.action == "skip":
+                    self._counts["skipped"] += 1
                     self.tell(f"{d.step.name}: skipped ({d.why})")
                     summary[d.step.name] = {"action": "skip", "why": d.why}
                 done += 1
                 if not keep_servers:
                     self._stop_servers({x.step.name for x in todo[done:] if x.action == "run"})
-            progress(done, len(todo), "")
+            progress(done, len(todo), "", None)
             return {"steps": summary, **{f"{n}_job": j for n, j in self._live.items() if keep_servers}}
         finally:
             try:
@@ -387,7 +411,14 @@ class ChainRun:
         """The figures of all steps so far (`core.chain_report`)."""
         from k2tui.core import chain_report
 
-        return chain_report.build(self.chain, self.prints, self.records, time.time())
+        made = chain_report.build(self.chain, self.prints, self.records, time.time())
+        return {**made, "run": dict(self._counts)} if self._counts else made
+
+    def _took_before(self, steps: Sequence[Step]) -> float | None:
+        """Seconds that these steps took when they ran last, whatever their settings were; None unless all are known."""
+        took = [record.took_s if (record := self.records.get(s.name)) is not None else None for s in steps]
+        known = [t for t in took if t is not None]
+        return sum(known) if len(known) == len(took) else None
 
     def _write_report(self) -> None:
         from k2tui.core import chain_report
@@ -553,7 +584,7 @@ class ChainRun:
                 if not step.stage:
                     paths.ensure_dir(self.out_of(step.name))
                 job_id = folder.submit(spec)
-                self.tell(f"{step.name}: {job_id} ({why})")
+                self.tell(f"{step.name}: starts as {job_id}" + (f" ({why})" if why != NEVER_RAN else ""))
             job = self._watch(step, job_id)
             problem = self._problem(step, job)
             if not problem:
@@ -579,10 +610,19 @@ class ChainRun:
 
     def _watch_on(self, step: Step, job_id: str) -> Job:
         told = ""
+        began = said = time.monotonic()
+        left_said = 0.0
         while True:
             job = folder.wait(job_id, 1.0)
             if job.state.is_final:
                 return job
+            now = time.monotonic()
+            if now - left_said >= LEFT_S:
+                left_said = now
+                self._report_left(self._left_s(step, job))
+            if now - said >= (SAY_S if now - began < 300 else 6 * SAY_S) and job.progress is not None:
+                said = now
+                self.tell(f"{step.name}: {detail(job, time.time())}")
             if job.state is JobState.ORPHANED:
                 folder.adopt(job_id)
             if job.waiting_for and job.waiting_for != told:
@@ -593,6 +633,14 @@ class ChainRun:
                     raise GateError(
                         f"{step.name}: its server {name} ended: {gone.reason}", f"k2tui jobs logs {server}"
                     )
+
+    def _left_s(self, step: Step, job: Job) -> float | None:
+        """The present step's own estimate, else what it took before less what it has used, plus the steps after it; None = not known."""
+        own = job.progress.eta_s if job.progress is not None else None
+        if own is None and (before := self._took_before([step])) is not None and job.started_s is not None:
+            own = before - (time.time() - job.started_s)
+            own = own if own > 0 else None  # it takes longer than it did: nobody knows how long
+        return None if own is None or self._tail_s is None else own + self._tail_s
 
     def _problem(self, step: Step, job: Job) -> str:
         if job.state is not JobState.SUCCEEDED:

@@ -172,8 +172,8 @@ def _run_here(args: argparse.Namespace) -> int:
         signal.signal(number, stopped)
     chain = _open(args, quiet=args.json)
 
-    def progress(done: int, total: int, note: str) -> None:
-        report.report_progress(done, total, "steps", note, force=True)
+    def progress(done: int, total: int, note: str, left_s: float | None) -> None:
+        report.report_progress(done, total, "steps", note, left_s, force=True)
 
     result = chain.run(
         start=args.start,

@@ -47,9 +47,46 @@ def test_the_outcome_pairs_the_same_load() -> None:
     )
     assert json.loads(json.dumps(report)) == report
     text = chain_report.markdown(report, "today")
-    assert "yields 1.50 tokens on held-out prompts (untrained: 1.00). One user's speed is 1.30 times" in text
+    assert "yields 1.50 tokens on held-out prompts (untrained: 1.00). One user's speed was 1.30 times" in text
+    assert "in a single pass: its spread is not known" in text, "one pass has no interval"
     assert "| C=1 | 100.0 | 130.0 | 1.30 |" in text and "ready after 6.6 s, 64/64 shards" in text
     assert "| 9 | 1.500 | 0.400 0.100 |" in text
+
+
+@pytest.mark.parametrize(
+    ("speeds", "words"),
+    [
+        (
+            (150.0, 60.0, 110.0),
+            "One user's speed differs within noise: 1.07 times that without a draft (95 % ",
+        ),
+        ((150.0, 151.0, 149.0), "One user's speed is 1.50 times that without a draft (95 % 1.4"),
+        ((50.0, 51.0, 49.0), "3 passes). Here a draft pass costs more than it saves."),
+    ],
+)
+def test_a_speed_is_told_with_the_spread_of_its_passes(speeds: tuple[float, ...], words: str) -> None:
+    def passes(name: str, role: str, values: tuple[float, ...]) -> tuple[Step, Record]:
+        rows = [
+            {
+                "concurrency": 1,
+                "tok_s_user": v,
+                "accept_length": 1.5 if role == "draft" else None,
+                "errors": 1,
+            }
+            for v in values
+        ]
+        return Step(name, stage="bench", role=role), Record(f"print-{name}", "j", {"rows": rows})
+
+    made = [passes("bench", "baseline", (100.0, 101.0, 99.0)), passes("bench-draft", "draft", speeds)]
+    chain = Chain("t", tuple(s for s, _ in made))
+    records = {s.name: r for s, r in made}
+    report = chain_report.build(chain, {n: r.fingerprint for n, r in records.items()}, records, 0.0)
+    assert len(report["outcome"]["loads"]) == 1 and report["outcome"]["passes"] == 3
+    assert words in chain_report.verdict(report)
+    told = chain_report.step_words(report["steps"][0])
+    assert told.count("C=1") == 1 and "100.0 tok/s a user" in told and "3 errors" in told
+    text = chain_report.markdown({**report, "took_s": 302.0, "run": {"ran": 0, "skipped": 2}}, "today")
+    assert "the steps took 302 s when they ran (the last run: 0 steps run, 2 skipped as still valid)" in text
 
 
 def test_an_untrained_draft_that_was_served_comes_before_a_replayed_one() -> None:
