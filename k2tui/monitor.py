@@ -513,13 +513,16 @@ def server_report(server: ServerView) -> str:
     from k2tui.core.job_mask import mask_env
 
     load, job = server.load, server.job
+    version = load.version or (server.http.version if server.http is not None else None) or ""
+    known = (("engine", f"{load.engine} {version}".strip()), ("model", load.model))
     lines = [
         f"state: {load.state} in phase {load.phase}",
-        f"cause: {load.root_cause or '-'} ({load.root_cause_group or '-'})",
+        f"cause: {load.root_cause} ({load.root_cause_group})" if load.root_cause else "",
         f"verdict: {load.verdict}",
-        f"engine: {load.engine or '?'} {load.version or '?'}; model: {load.model or '?'}; tp: {load.tp_size or 1}",
+        "; ".join((*(f"{name}: {value}" for name, value in known if value), f"tp: {load.tp_size or 1}")),
         f"k2tui {__version__}, Python {sys.version.split()[0]}, {sys.platform}",
     ]
+    lines = [line for line in lines if line]
     if load.target is not None:
         draft = f", draft {load.draft.done}/{load.draft.total}" if load.draft is not None else ""
         lines.append(f"shards: {load.target.done}/{load.target.total}{draft}")

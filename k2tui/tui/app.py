@@ -114,6 +114,7 @@ class Dashboard(QuietApp):
         self.process_pick = ProcessPick()
         self.messages: list[tuple[float, str, str]] = []
         self._aim: tuple[str, str, str, float] | None = None  # a row to select on a screen that comes: mode, panel, key, until
+        self._told_at = 0.0  # when the newest toast came (monotonic)
         self._just_begun: dict[str, float] = {}  # jobs started by a form, and until when their failure is told at once
         self._notices_seen: set[tuple[float, str]] = set()
         self._alerts_seen: int | None = None
@@ -211,6 +212,8 @@ class Dashboard(QuietApp):
         deck = self.deck
         task_id = deck.selected_key("board") if deck is not None else ""
         self.view = View(snap, self.clock(), self.history, self.glyphs, self.server_key, task_id, self.gpu_sort, process=self.process_pick)
+        if self._notifications and self._last_key > self._told_at:
+            self.clear_notifications()  # a key after it: it was seen, and `m` keeps it
         self._note_notices(snap)
         self._note_quick_failures(snap)
         self._pass_alerts(snap)
@@ -241,6 +244,7 @@ class Dashboard(QuietApp):
         del self.messages[:-200]
         body = f"{text}\n{hint}" if hint else text
         level: Any = severity if severity in ("information", "warning", "error") else "information"
+        self._told_at = time.monotonic()
         self.notify(body, severity=level, timeout=2.5 if severity == "information" else 8, markup=False)
 
     def _say_later(self, text: str, severity: str) -> None:
@@ -676,8 +680,10 @@ class Dashboard(QuietApp):
         elif rows:
             row = rows[0]
             title, start, end = f"GPUs during {row.label or row.run_id}", row.started_s, row.started_s + (row.duration_s or 1.0)
+        gpu = self.snap.gpu
+        has_none = gpu is not None and bool(gpu.error) and not gpu.gpus
         if start is None or end is None:
-            self.say("select a job that has started, or a benchmark", "warning")
+            self.say("no GPU here" if has_none else "select a job that has started, or a benchmark", "warning")
             return
 
         from k2tui.tui.gpucurves import lines, steps_for
@@ -687,6 +693,9 @@ class Dashboard(QuietApp):
             job = next((j for j in self.snap.jobs if j.spec.id == rows[0].job_id), None) if rows[0].job_id else None
 
         def show(curves: GpuCurves) -> None:
+            if has_none and not curves.gpus:
+                self.say("no GPU here", "warning")
+                return
             from k2tui.tui.screens.dialogs import Reader
 
             def then(word: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 import threading
 import time
@@ -55,8 +56,18 @@ def run_app(
         going_on = [job for job in app.snap.jobs if not job.state.is_final]
         if going_on:
             words = "1 job goes on" if len(going_on) == 1 else f"{len(going_on)} jobs go on"
-            print(f"{words}. See again: k2tui. List: k2tui jobs list")
+            me = own_command()
+            stop = f". Stop the server: {me} down" if any(job.spec.kind == "server" for job in going_on) else ""
+            print(f"{words}. See again: {me}. List: {me} jobs list{stop}")
     return app.return_code or 0
+
+
+def own_command() -> str:
+    """How this program was started, to be typed again: plain `k2tui` where the shell finds it by that name."""
+    started = sys.argv[0]
+    if os.path.basename(started) != "k2tui" or shutil.which("k2tui") == os.path.abspath(started):
+        return "k2tui"
+    return started
 
 
 def _say(text: str) -> None:

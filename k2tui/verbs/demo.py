@@ -177,7 +177,7 @@ def whole(args: argparse.Namespace) -> int:
     job_id = submit_stage(loaded, "pipeline", {"file": "asset:demo", "name": "demo", "set": settings})
     if not args.json:
         print(
-            f"k2tui demo: the whole pipeline on the embedded engine (job {job_id}; k2tui pipeline report --file asset:demo shows how far it is)"
+            f"k2tui demo: the whole pipeline on the embedded engine (job {job_id}; k2tui pipeline report shows how far it is)"
         )
     end = time.monotonic() + (args.timeout or 1800.0)
     shown = 0
@@ -234,19 +234,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("the demo's dashboard needs a terminal", "without one: k2tui demo --headless")
     loaded = replace(config.load(args.config), default_profile="tiny")
     # a slow disk is played (0.06 s a shard), so that there is a load to watch
-    job_id, _ = start_server(loaded, args.port, ["--load-delay-s", "0.06"])
+    start_server(loaded, args.port, ["--load-delay-s", "0.06"])
     if args.pipeline:
         from k2tui.orders import submit_stage
 
         submit_stage(loaded, "pipeline", {"file": "asset:demo", "name": "demo"})
-    code = show(loaded, is_demo=True)
-    import shutil
-
-    from k2tui.core.server_jobs import is_live
-    from k2tui.jobs import folder
-
-    k2 = "k2tui" if shutil.which("k2tui") else sys.argv[0]
-    job = folder.get(job_id)
-    if is_live(job):
-        print(f"The demo's server still runs (job {job_id}). Look again: {k2}. Stop it: {k2} down")
-    return code
+    return show(loaded, is_demo=True)  # says at its end that the server goes on, and how to stop it

@@ -11,6 +11,7 @@ import pytest
 from conftest import text_of
 
 from k2tui.core.chain_view import ChainView, StepState, StepView
+from k2tui.core.gpu_series import GpuCurves
 from k2tui.core.job import Job, JobSpec, JobState
 from k2tui.core.snapshot import Notice, Snapshot, StageInfo
 from k2tui.errors import K2Error
@@ -389,6 +390,29 @@ async def test_every_stop_of_tab_shows_its_focus(make_app: Any) -> None:
         assert "panel-host" not in seen and len(seen) >= 5
         assert all(f" {key} " in seen["panel-server"] for key in ("p", "l", "R"))
         assert "sort" not in seen["panel-gpus"] and "Enter" not in seen["panel-gpus"]
+
+
+async def test_without_a_gpu_curves_are_one_sentence(make_app: Any) -> None:
+    app = make_app("serving", gpu_count=0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY")
+        app.backend.gpu_curves = lambda start, end, steps=0: GpuCurves(start, end, 1.0)
+        await pilot.press("c")
+        await until(pilot, lambda: [m[2] for m in app.messages] == ["no GPU here"])
+        await pilot.press("3", "down", "down", "c")  # a job that has started
+        await until(pilot, lambda: [m[2] for m in app.messages] == ["no GPU here"] * 2)
+        assert len(app.screen_stack) == 1
+
+
+async def test_a_key_takes_a_toast_away(make_app: Any) -> None:
+    app = make_app("serving")
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await shows(pilot, "READY")
+        app.say("something is wrong", "error")
+        await shows(pilot, "something is wrong")
+        await pilot.press("tab")
+        await until(pilot, lambda: "something is wrong" not in text_of(app), 6.0)  # it would stay for 8 s
+        assert "something is wrong" in app.messages[-1][2]
 
 
 async def test_mouse_tabs_buttons_rows(make_app: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 
 import fake
 import pytest
@@ -98,3 +99,39 @@ def test_plain_picture_has_everything_and_no_codes(use_ascii: bool) -> None:
         assert part in text
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_watched_log_that_nothing_answers_for_is_a_log_only() -> None:
+    from dataclasses import replace
+
+    from k2tui.tui.panels.server import readiness
+
+    ours = fake.loading(fake.T0, 30)
+    assert readiness(ours).text == "no answer"
+    assert readiness(replace(ours, job=None, log_key="/x/server.log")).text == "log only"
+    assert readiness(replace(ours, job=None, log_key="")).text == "no answer"
+
+
+def test_the_report_leaves_out_what_is_not_known() -> None:
+    from dataclasses import replace
+
+    from k2tui.monitor import server_report
+
+    seen = fake.serving(fake.T0, 30)
+    assert "cause" not in server_report(seen) and "engine: sglang 0.5.12; model: " in server_report(seen)
+    bare = replace(seen, load=replace(seen.load, engine="", version="", model=""), http=None)
+    assert "engine" not in server_report(bare) and "?" not in server_report(bare)
+    assert "cause: cuda-oom (G08)" in server_report(fake.failed(fake.T0, 30))
+
+
+def test_the_command_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from k2tui.tui.launch import own_command
+
+    found = tmp_path / "bin" / "k2tui"
+    found.parent.mkdir()
+    found.write_text("#!/bin/sh\n")
+    found.chmod(0o755)
+    monkeypatch.setenv("PATH", str(found.parent))
+    for started, said in ((str(found), "k2tui"), (".venv/bin/k2tui", ".venv/bin/k2tui"), ("/x/k2tui/__main__.py", "k2tui")):
+        monkeypatch.setattr("sys.argv", [started])
+        assert own_command() == said

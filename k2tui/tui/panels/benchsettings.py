@@ -20,7 +20,7 @@ COLUMNS = (
     Column("verdict", 8, keep=7),
     Column("TTFT50", 6, keep=6, align=">"),
     Column("TPOT50", 6, keep=5, align=">"),
-    Column("ICLp99", 6, keep=3, align=">"),
+    Column("ITLp99", 6, keep=3, align=">"),
     Column("accept", 9, keep=6, align=">"),
     Column("runs", 4, keep=4, align=">"),
 )
@@ -45,7 +45,7 @@ def draw(view: View, width: int, height: int) -> Picture:
     def cells(n: int, s: Setting) -> Sequence[Cell]:
         newest = s.rows[0]
         sign = bt.mark(newest, g, is_base=s.is_base)
-        if not sign.text and n == 0 and len(found) > 1:
+        if not sign.text and n == 0 and base is not None and len(found) > 1:
             sign = Seg(g.star, "ok")
         return (
             sign,
@@ -56,7 +56,7 @@ def draw(view: View, width: int, height: int) -> Picture:
             Seg("") if s.delta is None else bt.verdict(s.delta.verdict),
             bt.latency(newest.ttft_p50_ms),
             bt.figure(newest.tpot_p50_ms),
-            bt.figure(newest.icl_p99_ms),
+            bt.figure(newest.itl_p99_ms),
             bt.accept(newest),
             Seg(str(len(s.rows)), "dim"),
         )

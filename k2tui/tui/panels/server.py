@@ -47,7 +47,7 @@ def readiness(server: ServerView) -> Seg:
         return Seg("health 200", "ok")
     if http.health is not None:
         return Seg(f"health {http.health}", "warn")
-    return Seg("no answer", "dim")
+    return Seg("log only" if server.job is None and server.log_key else "no answer", "dim")
 
 
 def head_line(server: ServerView, view: View, width: int) -> Line:

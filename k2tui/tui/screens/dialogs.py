@@ -96,7 +96,7 @@ class Chooser(Dialog):
         lines = [
             Row(c.key, spread([Seg(c.label, "" if c.enabled else "faint")], [Seg(c.note, "dim" if c.enabled else "faint")], cells))
             for _s, _n, c in found
-        ] or [Row("", text_line("nothing matches", "dim"))]
+        ] or [Row("", text_line("nothing matches", "warn"))]
         rows.set_picture(Picture(tuple(lines)))
         if not query and self._selected:
             rows.select(self._selected)
