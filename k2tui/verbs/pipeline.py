@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from k2tui.errors import K2Error, UsageError
 
@@ -65,7 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--detach", action="store_true", help="print the job id and return at once")
     run.add_argument("--keep-servers", action="store_true", help="leave the last servers running")
-    report = order("report", "every step's figures so far, and what they come to (Markdown)")
+    report = order(
+        "report",
+        "every step's figures so far, and what they come to (Markdown); without --file: of the newest run",
+    )
     report.add_argument(
         "--set", action="append", default=[], metavar="STEP.PARAM=VALUE", help="as the run was given"
     )
@@ -100,13 +103,51 @@ def _report(args: argparse.Namespace) -> int:
 
     from k2tui.core import chain_report
 
-    report = _open(args, quiet=True).report()
+    report = _newest(args) if not args.file and not args.set else None
+    if report is None:
+        report = _open(args, quiet=True).report()
     if args.json:
         print(json.dumps(report, ensure_ascii=False, indent=1))
     else:
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(report["made_s"]))
         sys.stdout.write(chain_report.markdown(report, made))
     return 0 if any(s["state"] == "done" for s in report["steps"]) else 1
+
+
+def _newest(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The report of the newest run of any pipeline, named on stderr; None when nothing has run yet."""
+    import time
+
+    from k2tui import paths
+    from k2tui.core.job_text import plain
+    from k2tui.jobs import folder
+    from k2tui.jobs.state import as_object, read_json
+
+    def stamp(path: Path) -> float:
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    written = max((paths.state_dir() / "chains").glob("*/report.json"), key=stamp, default=None)
+    job = next((j for j in folder.list_jobs() if j.spec.stage == "pipeline"), None)  # newest first
+    if (
+        job is not None and not job.state.is_final
+    ):  # its report is written at its end: made anew from its records
+        params = job.spec.params
+        again = argparse.Namespace(file=str(params.get("file") or ""), set=list(params.get("set") or ()))
+        chain = _open(again, quiet=True)
+        print(plain(f"pipeline {chain.chain.name}, which runs now as {job.spec.id}"), file=sys.stderr)
+        return chain.report()
+    found = as_object(read_json(written)) if written is not None else {}
+    if written is None or not found.get("steps"):
+        return None
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(stamp(written)))
+    print(
+        plain(f"pipeline {written.parent.name}, the newest run ({when}); another one: --file"),
+        file=sys.stderr,
+    )
+    return found
 
 
 def _open(args: argparse.Namespace, *, quiet: bool = False) -> ChainRun:

@@ -100,7 +100,8 @@ def test_the_course_of_a_loss(tmp_path: Path) -> None:
     assert means([3.0]) == [3.0] and means([]) == []
     assert (
         gate_unmet(
-            "finite result.losses", {"losses": means(losses_of(rows_of(['{"kind": "step", "loss": NaN}', *rows])))}
+            "finite result.losses",
+            {"losses": means(losses_of(rows_of(['{"kind": "step", "loss": NaN}', *rows])))},
         )
         != ""
     )
@@ -436,12 +437,21 @@ def test_the_command_line_runs_it_as_a_job_and_a_killed_runner_is_taken_over(
         ),
         20,
     )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)  # not the pipeline's folder: the newest run is meant all the same
+    assert cli.main(["pipeline", "report"]) == 1, "nothing of it is done yet"
+    assert f"which runs now as {second}" in capsys.readouterr().err
     (tmp_path / "go").write_text("x")
     done = folder.wait(second, 30)
     assert done.state is JobState.SUCCEEDED, folder.log_path(second).read_text()
     assert (tmp_path / "runs").read_text() == "x", "nothing was started twice"
     assert done.result is not None and set(done.result["steps"]) == {"slow", "last"}
     path.unlink()
+    assert cli.main(["pipeline", "report"]) == 0
+    shown = capsys.readouterr()
+    assert "# Pipeline t" in shown.out and "| slow |" in shown.out
+    assert "pipeline t, the newest run" in shown.err
 
 
 def test_stopping_the_runner_stops_its_step(
