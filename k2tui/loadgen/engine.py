@@ -4,6 +4,8 @@ Laws:
 - every connection that the plan needs is open before the clock starts;
 - the schedule is absolute: a late request never moves later ones;
 - a token's time is the kernel's receive stamp where there is one, never the moment this loop got to it;
+- reading goes before understanding: bytes that need the full parser wait (`Exchange.later`) while other sockets are ready, so
+  that the first tokens of a thousand streams are not read two by two;
 - nothing is dropped: a silent stream ends as `idle_timeout`, a broken one as `reset` or `truncated`.
 """
 
@@ -256,6 +258,7 @@ class EpollEngine:
         plain, tick_ns = select.EPOLLIN, 1_000_000_000
         control = socket.CMSG_SPACE(48) if self._kernel else 0
         lags = facts.lags
+        backlog: deque[_Conn] = deque()  # streams with bytes in `later`
         # reads of one wake-up that look like plain token events written in one `way`: understood together
         way: Plain | None = None
         tail = b""
@@ -295,7 +298,7 @@ class EpollEngine:
                         timeout = max((timed_t0 + timed[0][0] - now) / 1e9, 0.0)
                 if stop_at is not None:
                     timeout = min(timeout, max((stop_at - now) / 1e9, 0.001))
-                events = poll(timeout)
+                events = poll(0 if backlog else timeout)
                 stamp = 0
                 for fd, mask in events:
                     conn = conns.get(fd)
@@ -339,13 +342,24 @@ class EpollEngine:
                             if ex.plain is not None:
                                 if way is None:
                                     way, tail = ex.plain, ex.plain.tail
-                                if ex.plain is way and mask == plain and n < _READ and data.endswith(tail):
+                                if (
+                                    ex.plain is way
+                                    and not ex.later
+                                    and mask == plain
+                                    and n < _READ
+                                    and data.endswith(tail)
+                                ):
                                     held.append(conn)
                                     exchanges.append(ex)
                                     datas.append(data)
                                     stamps.append(stamp)
                                     continue
-                            if not ex.receive(data, stamp):
+                            if mask == plain and n < _READ:
+                                if not ex.later:
+                                    backlog.append(conn)
+                                ex.later.append((data, stamp))
+                                continue
+                            if not ex.catch_up() and not ex.receive(data, stamp):
                                 if mask == plain and n < _READ:
                                     continue
                                 # a FIN or more data is behind these bytes, and the edge will not come again
@@ -356,7 +370,7 @@ class EpollEngine:
                         continue
                     except OSError as err:
                         n = 0
-                        if ex is not None and not ex.done:
+                        if ex is not None and not ex.catch_up():
                             stale = self._stale(conn, ex)
                             if stale is not None:
                                 self._again(conn, stale, timed_t0, facts)
@@ -367,7 +381,7 @@ class EpollEngine:
                             self._drop(conn)  # the server closed an idle connection
                             self._forget(conn)
                             continue
-                        if not ex.done:
+                        if not ex.done and not ex.catch_up():
                             stale = self._stale(conn, ex)
                             if stale is not None:
                                 self._again(conn, stale, timed_t0, facts)
@@ -388,10 +402,16 @@ class EpollEngine:
                     exchanges.clear()
                     datas.clear()
                     stamps.clear()
+                for _ in range(min(len(backlog), 1 if events else 8)):
+                    conn = backlog.popleft()
+                    ex = conn.exchange
+                    if ex is not None and ex.catch_up():
+                        done = self._finished(conn, facts)
+                        in_flight -= self._after(done, on_done, ready, timed, timed_t0)
                 now = now_ns()
                 if stamp:
                     lags.append(now - stamp)
-                if nap and not timed and len(events) < in_flight:
+                if nap and not backlog and not timed and len(events) < in_flight:
                     # the stamps are the kernel's: a token may lie a moment, and one wake-up then serves many streams
                     time.sleep(nap)
                     now = now_ns()
@@ -419,7 +439,8 @@ class EpollEngine:
             for conn in list(conns.values()):
                 if conn.exchange is not None:
                     ex = conn.exchange
-                    ex.fail("interrupted", "the run was stopped")
+                    if not ex.catch_up():
+                        ex.fail("interrupted", "the run was stopped")
                     conn.exchange = None
                     self._drop(conn)
                     on_done(ex)
@@ -586,7 +607,7 @@ class EpollEngine:
 
     @staticmethod
     def _last_sign(ex: Exchange) -> int:
-        return max(ex.t_send, ex.stamps[-1] if ex.stamps else 0)
+        return max(ex.t_send, ex.stamps[-1] if ex.stamps else 0, ex.later[-1][1] if ex.later else 0)
 
 
 def new_exchange(work: Work, api: str) -> Exchange:

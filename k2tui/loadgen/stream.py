@@ -262,7 +262,7 @@ class Exchange:
     __slots__ = (
         "_burst", "_overhead", "answer",
         "api", "asked", "cached", "coalesced", "correct", "cumulative", "done", "done_mark", "error", "error_text", "finish",
-        "histogram", "ignore_eos", "index", "keep_text", "lens", "out_tokens", "output_ids", "plain", "prompt_tokens", "proposed", "session",
+        "histogram", "ignore_eos", "index", "keep_text", "later", "lens", "out_tokens", "output_ids", "plain", "prompt_tokens", "proposed", "session",
         "stamps", "t_done", "t_first", "t_sched", "t_send", "text", "turn", "verify",
     )  # fmt: skip
 
@@ -286,6 +286,7 @@ class Exchange:
         self.turn = turn
         self.answer = Answer()
         self.t_sched = self.t_send = self.t_first = self.t_done = 0
+        self.later: list[tuple[bytearray, int]] = []  # reads that wait for a quiet moment, with their stamps
         self.plain: Plain | None = None  # the quick paths may be used, and how
         # lists: an append to an array costs five times as much
         self.stamps: list[int] = []
@@ -316,6 +317,15 @@ class Exchange:
             return self._receive_slow(bytes(data[pos:] if pos else data), stamp, fresh)
         self._stamp(fresh, stamp)
         return False
+
+    def catch_up(self) -> bool:
+        """Take the reads that wait. True when the answer is whole (then t_done is its last byte's stamp)."""
+        waiting, self.later = self.later, []
+        for data, stamp in waiting:
+            if self.receive(data, stamp):
+                self.t_done = stamp
+                return True
+        return self.done
 
     def _quick(self, data: bytes | bytearray, plain: Plain) -> tuple[int, int]:
         """(token events, bytes) at the front of `data` that are whole HTTP chunks of exactly one token event each."""
