@@ -25,6 +25,12 @@ from k2tui.tui.view import View
 
 STEPS = {"check": "is checked", "start": "starts", "bench": "is measured", "stop": "stops"}
 STATES = {"failed": "bad", "stalled": "bad", "refused": "warn", "skipped": "dim"}
+NAMES = {
+    "tok_s_user": "tok/s/user",
+    "output_throughput": "out tok/s",
+    "ttft_p50_ms": "TTFT p50 ms",
+    "tpot_p50_ms": "TPOT p50 ms",
+}
 VERDICTS = {
     Verdict.FASTER: "ok",
     Verdict.SLOWER: "bad",
@@ -37,8 +43,8 @@ VERDICTS = {
 def _columns(metric: str) -> tuple[Column, ...]:
     return (
         Column("", 1, keep=10),
-        Column("setting", 16, weight=2, keep=10, limit=60),
-        Column(metric, max(12, len(metric)), keep=10, align=">"),
+        Column("setting", 16, weight=3, keep=10, limit=60),
+        Column(NAMES.get(metric, metric), 13, keep=10, align=">"),
         Column("change", 14, keep=9, align=">"),
         Column("verdict or cause", 14, weight=3, keep=8, limit=120),
         Column("accept", 6, keep=6, align=">"),
@@ -146,7 +152,13 @@ def draw(view: View, width: int, height: int) -> Picture:
             tuple(Row("", text_line(t, "warn")) for t in wrap(run.error, width)), title=f"Tuning: {run.name}"
         )
     rows = ranked(run.space, run.trials)
-    header, lines = table(_columns(run.space.metric), [(r.trial.key, _cells(r, g)) for r in rows], width, g)
+    columns, cells = _columns(run.space.metric), [(r.trial.key, list(_cells(r, g))) for r in rows]
+    if not any(t.accept_length for t in run.trials):  # no draft: its room goes to the setting
+        at = next(n for n, c in enumerate(columns) if c.title == "accept")
+        columns = columns[:at] + columns[at + 1 :]
+        for _, row in cells:
+            del row[at]
+    header, lines = table(columns, cells, width, g)
     out: list[Row] = list(lines)
     if run.now is not None:
         out.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k2tui.core.tuning import Ranked, ranked, short
-from k2tui.tui.lines import Glyphs, Line, Picture, Row, Seg, fit, fit_line, text_line
+from k2tui.tui.lines import Glyphs, Line, Picture, Row, Seg, fit, fit_line, line_width, text_line
 from k2tui.tui.panels import Panel
 from k2tui.tui.panels.tune import STATES, figure, sign
 from k2tui.tui.view import View
@@ -60,8 +60,9 @@ def draw(view: View, width: int, height: int) -> Picture:
     rows = sorted(ranked(run.space, run.trials), key=lambda r: r.trial.at_s)
     low, high = axis(rows)
     base = next((r.estimate.value for r in rows if r.mark == "base" and r.estimate is not None), None)
-    label_w = max(8, min(28, width // 4))
     value_w = 14
+    longest = max(line_width((Seg(r.label),)) for r in rows)
+    label_w = max(8, min(longest, (width - value_w - 4) // 2))
     cells = max(1, width - label_w - value_w - 4)
     shown = rows[-max(1, height) :]  # the newest, when there is no room for all
     out: list[Row] = []

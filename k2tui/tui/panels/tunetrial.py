@@ -6,15 +6,8 @@ from k2tui.core.tuning import Ranked, ranked, short
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Line, Picture, Row, Seg, fit, fit_line, line_width, text_line, wrap
 from k2tui.tui.panels import Panel
-from k2tui.tui.panels.tune import STATES, change, figure
+from k2tui.tui.panels.tune import NAMES, STATES, change, figure
 from k2tui.tui.view import View
-
-NAMES = {
-    "tok_s_user": "tok/s/user",
-    "output_throughput": "out tok/s",
-    "ttft_p50_ms": "TTFT p50 ms",
-    "tpot_p50_ms": "TPOT p50 ms",
-}
 
 
 def _pick(view: View) -> Ranked | None:
