@@ -43,7 +43,7 @@ VERDICTS = {
 def _columns(metric: str) -> tuple[Column, ...]:
     return (
         Column("", 1, keep=10),
-        Column("setting", 16, weight=3, keep=10, limit=60),
+        Column("setting", 23, weight=3, keep=10, limit=60),
         Column(NAMES.get(metric, metric), 13, keep=10, align=">"),
         Column("change", 14, keep=9, align=">"),
         Column("verdict or cause", 14, weight=3, keep=8, limit=120),
