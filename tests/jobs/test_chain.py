@@ -487,3 +487,47 @@ def test_bad_settings() -> None:
     }
     with pytest.raises(UsageError, match=r"STEP\.PARAM"):
         runner.parse_settings(["nonsense"])
+
+
+def test_a_long_step_tells_how_far_it_is_and_what_is_left(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "SAY_S", 0.0)
+    monkeypatch.setattr(runner, "LEFT_S", 0.0)
+    facts = "{'done': 3, 'total': 12, 'unit': 'steps', 'note': 'loss 2.5', 'eta_s': 40, 'at_s': time.time()}"
+    report = f"json.dump({facts}, open(os.environ['K2TUI_JOB_DIR'] + '/progress.json', 'w'))"
+    path = steps(
+        tmp_path,
+        f"""
+        [[step]]
+        name = "slow"
+        argv = [PYTHON, "import json, os, time; {report}\\nwhile not os.path.exists('go'): time.sleep(0.05)"]
+        [[step]]
+        name = "last"
+        argv = [PYTHON, "print('done')"]
+        """,
+    )
+
+    def one_run(force: bool) -> tuple[list[str], list[tuple[str, float | None]]]:
+        said: list[str] = []
+        left: list[tuple[str, float | None]] = []
+
+        def tell(text: str) -> None:
+            said.append(text)
+            if "3/12 steps" in text:
+                (tmp_path / "go").write_text("x")
+
+        chain = runner.open_run(config.load(), runner.load_chain(path), tell=tell)
+        chain.run(force=force, progress=lambda done, total, note, left_s: left.append((note, left_s)))
+        return said, left
+
+    said, left = one_run(False)
+    assert "slow: 3/12 steps (25%), 40 s left; loss 2.5" in said
+    assert not any("has not run yet" in text for text in said)
+    assert {s for _, s in left} == {None}, "the last step has never run: nobody knows how long it takes"
+    (tmp_path / "go").unlink()
+    record = json.loads((home / "chains" / "t" / "last.json").read_text())
+    (home / "chains" / "t" / "last.json").write_text(json.dumps({**record, "took_s": 7.0}))
+    said, left = one_run(True)
+    assert ("slow", 47.0) in left, "its own 40 s and the 7 s that the last step took"
