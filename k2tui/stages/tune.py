@@ -46,6 +46,12 @@ STAGE = Stage(
     order=90,
     plan=_plan,
     key="U",
-    fields=(("space", "space.toml", "TOML file: the profile and what to vary (docs/tune.md)"),),
+    fields=(
+        (
+            "space",
+            "space.toml",
+            "TOML file: the profile and what to vary (docs/tune.md); asset:tune-tiny runs here",
+        ),
+    ),
     resumes="trials that are done",
 )

@@ -70,6 +70,26 @@ def test_table_has_marks_intervals_changes_and_causes() -> None:
     assert "no setting is really faster" in " ".join(ended)
 
 
+def test_a_failed_baseline_and_a_skipped_setting_say_why() -> None:
+    why = "ignored by this engine: --attention-backend"
+    skipped = Trial((("flag", "--attention-backend", "triton"),), "skipped", cause=why, at_s=2.0)
+    lines = words_of("tune", replace(RUN, now=None, trials=(TRIALS[0], skipped)), 150)
+    row = next(line for line in lines if "attention-backend=triton" in line)
+    assert row.startswith("–") and "skipped" in row and why in row
+    failed = Trial((), "failed", cause="benchmark: http_400: too long", at_s=1.0)
+    text = " ".join(words_of("tune", replace(RUN, now=None, trials=(failed,))))
+    assert "http_400: too long; there is nothing to compare with" in text
+
+
+def test_a_wide_interval_is_not_cut() -> None:
+    wide = Trial((LL,), values=(420.0, 348.0, 280.0), at_s=2.0)
+    base = Trial((), values=(300.0, 420.0, 180.0), at_s=1.0)
+    for width in (78, 118):
+        lines = words_of("tune", replace(RUN, now=None, trials=(base, wide)), width)
+        assert any("349.3 ±174" in line and "%" in line for line in lines)
+        assert not any("e+0" in line for line in lines)
+
+
 @pytest.mark.parametrize("name", ["tune", "tunechart", "tunetrial"])
 @pytest.mark.parametrize(
     "run", [RUN, None, TuneView("r", None, error="space.toml: not valid TOML"), TuneView("r", Space("p", ()))]

@@ -11,7 +11,7 @@ COLUMNS = (
     Column("load", 6, keep=9),
     Column("target", 7, keep=8, align=">"),
     Column("draft", 7, keep=8, align=">"),
-    Column("ratio", 5, keep=7, align=">"),
+    Column("ratio", 11, keep=7, align=">"),
     Column("all", 7, keep=4, align=">"),
     Column("draft", 7, keep=4, align=">"),
     Column("accept length", 13, keep=9, align=">"),
