@@ -53,6 +53,7 @@ CREATE INDEX IF NOT EXISTS run_started ON run(started_s);
 CREATE INDEX IF NOT EXISTS sample_run ON sample(run_id);
 """
 
+RESERVED = ("last", "newest")  # words that mean the newest run
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
@@ -432,6 +433,10 @@ class BenchDb:
 
     def set_label(self, run_id: str, label: str | None = None, tag: str | None = None) -> None:
         run_id = self.resolve(run_id)
+        if label in RESERVED:
+            raise UsageError(
+                f"{label!r} always means the newest run: it cannot be a label", "choose another word"
+            )
         if label is not None:
             self._write("UPDATE run SET label=? WHERE id=?", (label, run_id))
         if tag is not None:
@@ -528,7 +533,9 @@ class BenchDb:
 
     def resolve(self, text: str) -> str:
         """Full id from an id, its unique end or start (>= 4 characters), "last", or a label (its newest run). Raises UsageError."""
-        if text in ("last", "newest"):
+        if not text.strip():  # a script's unset variable must never mean some run
+            raise UsageError("an empty text names no benchmark run", "k2tui bench list shows them")
+        if text in RESERVED:
             found = self._query("SELECT id FROM run WHERE state<>'running' ORDER BY started_s DESC LIMIT 1")
         else:
             found = self._query("SELECT id FROM run WHERE id=?", (text,))

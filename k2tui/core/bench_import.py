@@ -532,7 +532,7 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
             if isinstance(value, list | tuple)
             else str(value)
         )
-        if text[:1] in "=+@\t\r" or (text[:1] == "-" and number(value) is None):
+        if text.startswith(("=", "+", "@", "\t", "\r")) or (text[:1] == "-" and number(value) is None):
             text = "'" + text
         return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n\r') else text
 

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     baseline = actions.add_parser(
         "baseline", help="make a run (and its sweep) the one that others are measured against"
     )
-    baseline.add_argument("run", nargs="?", default="", help="without one: show the baselines")
+    baseline.add_argument("run", nargs="?", default=None, help="without one: show the baselines")
     baseline.add_argument("--off", action="store_true", help="no longer a baseline")
     label = actions.add_parser("label", help="rename a run, or tag it")
     label.add_argument("run")
@@ -353,7 +353,7 @@ def _baseline(args: argparse.Namespace) -> int:
 
     from k2tui.core.bench_table import rows_table
 
-    if args.run:
+    if args.run is not None:
         with _db(args, readonly=False) as db:
             ids = db.set_baseline(args.run, not args.off)
         if args.json:

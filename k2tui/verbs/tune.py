@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     best = actions.add_parser("best", help="print the winner as a profile")
     list_ = actions.add_parser("list", help="every run")
     for p in (resume, show, best):
-        p.add_argument("run", nargs="?", default="", help="name or its beginning; default: the newest")
+        p.add_argument("run", nargs="?", default=None, help="name or its beginning; default: the newest")
     for p in (run_, resume):
         p.add_argument("--wait", action="store_true", help="wait for the end and print the table")
         p.add_argument("--config", help="config file to read last")
@@ -134,7 +134,13 @@ def run(args: argparse.Namespace) -> int:
         space = space_path(args.space)
         _refuse(read_space(space), args)
         return _start(TuneFolder.create(space), args)
-    found = TuneFolder.find(args.run)
+    if args.run is not None and not args.run.strip():
+        from k2tui.errors import UsageError
+
+        raise UsageError(
+            "an empty text names no tuning run", "k2tui tune list shows them; without a name: the newest"
+        )
+    found = TuneFolder.find(args.run or "")
     if args.action == "resume":
         return _start(found, args)
     if args.action == "best":

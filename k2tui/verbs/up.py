@@ -13,7 +13,7 @@ HELP = "start a model server by a profile and wait until it is ready"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("profile", nargs="?", default="", help="profile name (k2tui config profiles); default: the config's")
+    parser.add_argument("profile", nargs="?", default=None, help="profile name (k2tui config profiles); default: the config's")
     parser.add_argument("--port", type=int, help="another port than the profile's")
     parser.add_argument("--model", help="another model folder than the profile's")
     parser.add_argument("--draft", help="EAGLE-3 draft folder to serve with")
@@ -58,6 +58,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def params_of(args: argparse.Namespace) -> dict[str, Any]:
+    if args.profile is not None and not args.profile.strip():
+        from k2tui.errors import UsageError
+
+        raise UsageError("an empty text names no profile", "k2tui config profiles lists them; without a name: the default one")
     return {
         "profile": args.profile or None,
         "port": args.port,

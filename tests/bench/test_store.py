@@ -302,6 +302,9 @@ def test_export_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert {(m.name, m.stat): m.value for m in back.metrics}["itl.v1", "mean"] == pytest.approx(20)
     csv = to_csv([asdict(row)])
     assert "'=cmd()" in csv  # a spreadsheet must not run it
+    assert (
+        to_csv([{"a": "", "b": "-x", "c": "\tx", "d": -1.5, "e": None}]).splitlines()[1] == ",'-x,'\tx,-1.5,"
+    )
     for name in ("sglang", "csv", "md", "json"):
         assert main(["bench", "export", "last", "--format", name, "--db", str(path)]) == 0
     assert main(["bench", "export", "-o", str(tmp_path / "out.jsonl"), "--db", str(path)]) == 0
@@ -412,3 +415,21 @@ def test_the_dashboards_door_to_the_store(own_home: Path) -> None:
     assert [r.run_id for r in rows()] == [first]
     with pytest.raises(K2Error):
         monitor.run_requests(second, 80, True)
+
+
+def test_an_empty_text_names_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.db"
+    with BenchDb(path) as db:
+        put(db, label="")  # what an empty text would match as a label
+        kept = put(db, at=2000.0, label="b")
+    for words in (
+        ["delete", "", "--yes"], ["delete", "last", " ", "--yes"], ["label", "", "x"], ["show", ""], ["baseline", ""],
+        ["export", ""], ["compare", "", "last"], ["compare", "last", ""], ["label", kept, "last"],
+    ):  # fmt: skip
+        assert main(["bench", *words, "--db", str(path)]) == 2, words
+    assert "cannot be a label" in capsys.readouterr().err
+    with BenchDb(path, readonly=True) as db:
+        assert [r.label for r in db.rows()] == ["b", ""]
+    for words in (["tune", "show", ""], ["up", "", "--dry-run"]):
+        assert main(words) == 2
+        assert "an empty text names no" in capsys.readouterr().err
