@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from k2tui import config
+from k2tui import cli, config
 from k2tui.config import Profile
 from k2tui.core.stats import Estimate
 from k2tui.core.tuning import (
@@ -204,3 +204,32 @@ def test_shipped_spaces_are_valid_and_every_trial_changes_something(name: str) -
     assert len(settings) > 3 and [no_change(profile, s, {}) for s in settings] == [""] * len(settings)
     if profile.engine == "local":
         assert found.random_input_len + found.random_output_len <= context_length(profile)
+
+
+def test_a_run_that_cannot_start_is_refused_at_once_and_the_list_tells_each_run(
+    own_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "k.toml"
+    settings.write_text('[profile.gone]\ninherit = "tiny"\nmodel = "/nowhere"\n')
+    path = tmp_path / "space.toml"
+    knob = '[[knob]]\nflag = "--dtype"\nvalues = ["bfloat16"]\n'
+    path.write_text(f'profile = "gone"\n{knob}')
+    assert cli.main(["tune", "run", str(path), "--config", str(settings)]) == 1
+    assert "/nowhere does not exist" in capsys.readouterr().err
+    path.write_text(f'profile = "tiny"\nrandom_input_len = 2000\n{knob}')
+    assert cli.main(["tune", "run", str(path)]) == 2
+    assert "context length of 1024" in capsys.readouterr().err
+    assert cli.main(["tune", "list"]) == 0 and capsys.readouterr().out == "no tuning run yet\n", (
+        "nothing is left"
+    )
+
+    run = TuneFolder.create(path)
+    run.add(Trial((), "failed", cause="benchmark: http_400: too long"))
+    assert cli.main(["tune", "list"]) == 0
+    assert "0/1" in (shown := capsys.readouterr().out) and "http_400" in shown
+    fast = trial((("flag", "--dtype", "bfloat16"),), 200.0, 201.0, 199.0)
+    run.add(trial((), 100.0, 101.0, 99.0))
+    run.add(fast)
+    assert cli.main(["tune", "list"]) == 0
+    assert "2/2" in (shown := capsys.readouterr().out) and "dtype=bfloat16" in shown
+    assert cli.main(["tune", "show"]) == 0 and "best: dtype=bfloat16" in capsys.readouterr().out
