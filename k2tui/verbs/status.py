@@ -75,9 +75,11 @@ def run(args: argparse.Namespace) -> int:
     if not facts["servers"]:
         print("no server of k2tui's (start one: k2tui up PROFILE, or try k2tui demo)")
     for s in facts["servers"]:
-        print(f"{paint(s['state'], s['state'])}  {clean(s['title'])}  {s['url'] or ''}  [{s['job']}]")
-        if s["verdict"]:
-            print(f"  {clean(s['verdict'])}")
+        state, verdict = str(s["state"]), clean(s["verdict"])
+        rest = verdict.removeprefix(state) if verdict.startswith(f"{state} ") else ""  # "ready after 3 s" says the state already
+        print(f"{paint(state, state)}{rest}  {clean(s['title'])}  {s['url'] or ''}  [{s['job']}]")
+        if verdict and not rest:
+            print(f"  {verdict}")
         if s.get("hint"):
             print(f"  {clean(s['hint'])}")
     for j in facts["jobs"]:
