@@ -454,9 +454,9 @@ def set_task(text: str, fmt: str, task_id: str, changes: Mapping[str, str]) -> s
         lines = text.split("\n")
         number, m, end = _md_items(text)[at]
         lines[number] = _md_line(m, new) + end
-        return "\n".join(lines)
+        return _as_meant("\n".join(lines), fmt, *_wanted(plan, at, new))
     if fmt == "toml":
-        return _toml_set(text, at, new)
+        return _as_meant(_toml_set(text, plan, at, new), fmt, *_wanted(plan, at, new))
     value, items = _load_json(text.removeprefix("\ufeff"))
     item = items[at]
     for key, word in new.items():
@@ -467,12 +467,60 @@ def set_task(text: str, fmt: str, task_id: str, changes: Mapping[str, str]) -> s
             item.pop(name, None)
         else:
             item[name] = list(_names(word)) if key == "depends" else word
-    return _dump_json(value, text)
+    return _as_meant(_dump_json(value, text), fmt, *_wanted(plan, at, new))
 
 
-def _toml_set(text: str, at: int, new: Mapping[str, str]) -> str:
+_BY_HAND = (
+    "this plan is written in a form that only a hand can edit: the change would not read back as it was meant"
+)
+
+_Facts = dict[str, Any]
+
+
+def _facts_of(task: Task) -> _Facts:
+    return {"chain": task.chain, **{k: getattr(task, k) for k in FIELDS}}
+
+
+def _wanted(plan: Plan, at: int, new: Mapping[str, str]) -> tuple[list[_Facts], int]:
+    """What each task has to be after one of them was changed, and that one's line. New words may carry new links: those are free."""
+    facts = [_facts_of(t) for t in plan.tasks]
+    changed: _Facts = {k: _names(v) if k == "depends" else v for k, v in new.items()}
+    facts[at] = changed if "content" in new else {**facts[at], **changed}
+    return facts, plan.tasks[at].line
+
+
+def _as_meant(out: str, fmt: str, wanted: Sequence[_Facts], line: int) -> str:
+    """An edit's own output, read back before anybody writes it. Raises PlanError unless every task is what it has to be."""
+    try:
+        tasks = parse(out, fmt).tasks
+    except PlanError:
+        raise PlanError(_BY_HAND, line)
+    if len(tasks) != len(wanted) or any(
+        getattr(task, key) != value
+        for task, facts in zip(tasks, wanted, strict=True)
+        for key, value in facts.items()
+    ):
+        raise PlanError(_BY_HAND, line)
+    return out
+
+
+def _toml_list_line(text: str) -> int:
+    """Line of a list of tasks that is written inline (task = [{...}]); 0 when there is none."""
+    lines = enumerate(text.split("\n"), 1)
+    return next((n for n, line in lines if re.match(r"\s*(task|\"task\"|'task')\s*=", line)), 0)
+
+
+def _toml_tables(text: str, plan: Plan) -> list[tuple[int, int]]:
+    """`_toml_blocks`, one for each task. Raises PlanError where tasks are written otherwise (task = [{...}])."""
+    blocks = _toml_blocks(text)
+    if len(blocks) != len(plan.tasks):
+        raise PlanError(_BY_HAND, _toml_list_line(text))
+    return blocks
+
+
+def _toml_set(text: str, plan: Plan, at: int, new: Mapping[str, str]) -> str:
     lines = text.split("\n")
-    first, last = _toml_blocks(text)[at]
+    first, last = _toml_tables(text, plan)[at]
     for key, word in new.items():
         wanted = f"{key} = {_toml_value(key, word)}"
         for n in range(first + 1, last):
@@ -489,19 +537,7 @@ def _toml_set(text: str, at: int, new: Mapping[str, str]) -> str:
                 end -= 1
             lines.insert(end, wanted)
             last += 1
-    out = "\n".join(lines)
-    try:
-        after = parse(out, "toml").tasks[at]
-        ok = all(
-            (", ".join(after.depends) if k == "depends" else getattr(after, k))
-            == (", ".join(_names(v)) if k == "depends" else v)
-            for k, v in new.items()
-        )
-    except (PlanError, IndexError):
-        ok = False
-    if not ok:
-        raise PlanError("this task is written in a way that only a hand can edit", first + 1)
-    return out
+    return "\n".join(lines)
 
 
 def add_task(text: str, fmt: str, task: Task) -> tuple[str, str]:
@@ -514,6 +550,8 @@ def add_task(text: str, fmt: str, task: Task) -> tuple[str, str]:
     extra = {k: v for k, v in (("note", task.note), ("stage", task.stage), ("job_id", task.job_id)) if v}
     if task.depends:
         extra["depends"] = ",".join(task.depends)
+    given = {**fields, **extra, **({"depends": task.depends} if task.depends else {})}
+    wanted: list[_Facts] = [*(_facts_of(t) for t in plan.tasks), given]
     if fmt == "markdown":
         items = _md_items(text)
         ending = items[-1][2] if items else ("\r" if "\r\n" in text else "")
@@ -534,14 +572,16 @@ def add_task(text: str, fmt: str, task: Task) -> tuple[str, str]:
             lines = [*(text.rstrip("\n") + "\n").split("\n"), line + ending, ""]
         else:
             lines = [line, ""]
-        out = "\n".join(lines)
+        out = _as_meant("\n".join(lines), fmt, wanted, 0)
         return out, parse(out, fmt).tasks[-1].id
     task_id = task.id or task_id_of(fields["content"], taken)
     if fmt == "toml":
+        _toml_tables(text, plan)
         block = ["[[task]]", f"id = {_toml_value('id', task_id)}"]
         block += [f"{k} = {_toml_value(k, v)}" for k, v in {**fields, **extra}.items()]
         head = text if not text or text.endswith("\n") else text + "\n"
-        return head + ("\n" if head.strip() else "") + "\n".join(block) + "\n", task_id
+        out = head + ("\n" if head.strip() else "") + "\n".join(block) + "\n"
+        return _as_meant(out, fmt, wanted, _toml_list_line(text)), task_id
     value: Any = _load_json(text.removeprefix("\ufeff"))[0] if text.strip() else cast("list[Any]", [])
     item: dict[str, Any] = {"id": task_id, **fields, **extra}
     if task.depends:
@@ -554,12 +594,23 @@ def add_task(text: str, fmt: str, task: Task) -> tuple[str, str]:
             raise UsageError("this plan holds one task only", "add the task to a list")
         target = table[key]
     cast("list[Any]", target).append(item)
-    return _dump_json(value, text), task_id
+    return _as_meant(_dump_json(value, text), fmt, wanted, 0), task_id
 
 
 def move_task(text: str, fmt: str, task_id: str, place: int) -> str:
     """The text with one task (and, in Markdown, what is nested below it) moved so that it is number `place`, from 0."""
     plan = parse(text, fmt)
+    out = _moved(text, fmt, plan, task_id, place)
+    try:
+        kept = parse(out, fmt).tasks
+    except PlanError:
+        kept = ()
+    if sorted(repr(_facts_of(t)) for t in kept) != sorted(repr(_facts_of(t)) for t in plan.tasks):
+        raise PlanError(_BY_HAND, plan.tasks[_index(plan, task_id)].line)
+    return out
+
+
+def _moved(text: str, fmt: str, plan: Plan, task_id: str, place: int) -> str:
     at = _index(plan, task_id)
     count = len(plan.tasks)
     place = max(0, min(count - 1, place))
@@ -573,7 +624,7 @@ def move_task(text: str, fmt: str, task_id: str, place: int) -> str:
         rows.insert(place, rows.pop(at))
         return _dump_json(value, text)
     lines = text.split("\n")
-    spans = _md_spans(plan.tasks, lines) if fmt == "markdown" else _toml_blocks(text)
+    spans = _md_spans(plan.tasks, lines) if fmt == "markdown" else _toml_tables(text, plan)
     first, last = spans[at]
     if fmt == "markdown":
         # only among its brothers: below the same parent

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -324,3 +325,38 @@ def test_quotes_inside_a_string_hide_no_task(word: str) -> None:
 def test_multi_line_strings_are_not_looked_into() -> None:
     text = '[[task]]\nid = "a"\ncontent = "1"\nnote = """x\n[[task]]\n\\"""y"""\n[[task]]\nid = "b"\ncontent = "2"\nnote = \'\'\'\n[[task]]\n\'\'\'\n'
     assert [t.id for t in parse(move_task(text, "toml", "b", 0), "toml").tasks] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'title = "x"\ntask = [{id="a",content="x"},{id="b",content="y"}]\n',
+        'title = "x"\ntask = [\n  {id="a",content="x"},\n  {id="b",content="y"},\n]\n',
+        "\ntask = []\n",
+    ],
+)
+def test_a_toml_plan_in_inline_form_is_read_and_left_to_a_hand(text: str) -> None:
+    ids = [t.id for t in parse(text, "toml").tasks]
+    edits: list[Callable[[], object]] = [lambda: add_task(text, "toml", Task("", "new"))]
+    if ids:
+        edits += [
+            lambda: set_task(text, "toml", "a", {"status": "in_progress"}),
+            lambda: move_task(text, "toml", "a", 1),
+        ]
+    for edit in edits:
+        with pytest.raises(PlanError, match="only a hand can edit") as told:
+            edit()
+        assert told.value.line == 2
+
+
+@pytest.mark.parametrize(
+    ("fmt", "text"), [("markdown", "- [ ] a\n"), ("toml", '[[task]]\ncontent = "a"\n'), ("json", "[]")]
+)
+def test_what_an_edit_writes_is_read_back_first(fmt: str, text: str) -> None:
+    words = "b <!-- k2tui id=z -->"
+    if fmt == "markdown":  # a comment of ours inside the words would be taken for facts
+        with pytest.raises(PlanError, match="only a hand can edit"):
+            add_task(text, fmt, Task("", words))
+    else:
+        out, made = add_task(text, fmt, Task("", words))
+        assert {t.id: t.content for t in parse(out, fmt).tasks}[made] == words
