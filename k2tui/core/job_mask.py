@@ -8,7 +8,7 @@ from typing import Any, cast
 
 MASK = "***"
 
-_WORDS = re.compile(r"[A-Za-z]+")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # PGPASSWORD; account, Key
 _ANYWHERE = frozenset(
     {
         "secret",
@@ -20,14 +20,20 @@ _ANYWHERE = frozenset(
         "credentials",
         "authorization",
         "apikey",
+        "pass",
+        "sshpass",
+        "webhook",
+        "bearer",
     }
 )
+_ENDS = ("password", "passwd", "passphrase", "secret")  # PGPASSWORD, MYSQLPASSWORD
 _LAST = frozenset({"token", "key", "pat", "pwd", "auth", "cookie"})
 _NOT_BEFORE_TOKEN = frozenset(
     {"pad", "bos", "eos", "unk", "mask", "sep", "cls", "stop", "end", "per", "special", "image", "video"}
 )
 _SHAPES = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bxox[abp]-[A-Za-z0-9-]{10,}|\bAKIA[0-9A-Z]{16}\b"
+    r"|(?<=hooks\.slack\.com/services/)[\w/-]{8,}"
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
 )
 _HEADER = re.compile(
@@ -50,7 +56,9 @@ def is_secret_name(name: str) -> bool:
     words = [w.lower() for w in _WORDS.findall(name)]
     if not words:
         return False
-    if any(w in _ANYWHERE for w in words):
+    if name in ("PWD", "OLDPWD"):
+        return False  # the working folder
+    if any(w in _ANYWHERE or w.endswith(_ENDS) for w in words) or "connection string" in " ".join(words):
         return words[-1] not in ("file", "path", "dir", "sock")
     if words[-1] not in _LAST:
         return False
@@ -96,11 +104,17 @@ def mask_argv(argv: Sequence[str]) -> tuple[str, ...]:
     """argv with secret values masked: `--api-key X`, `--api-key=X`, `HF_TOKEN=X`, headers, URLs with a password, known shapes."""
     out: list[str] = []
     hide_next = False
+    before = ""
     for item in argv:
         if hide_next and not item.startswith("--"):
             out.append(MASK)
             hide_next = False
             continue
+        if before in ("-u", "--user") and (user := item.partition(":"))[2]:
+            out.append(f"{user[0]}:{MASK}")
+            before = item
+            continue
+        before = item
         hide_next = item.startswith("-") and "=" not in item and is_secret_name(item)
         out.append(mask_text(item))
     return tuple(out)

@@ -30,9 +30,11 @@ from textual import events
 from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual._xterm_parser import XTermParser
 from textual.app import App
+from textual.await_complete import AwaitComplete
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 from textual.message_pump import MessagePump
+from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import AwaitMount
 
@@ -300,6 +302,18 @@ class KeyDone(Message, bubble=True):
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
+
+
+class OnceScreen(Screen[Any]):
+    """A screen that can be left once: a second key or click that came before it was gone is nothing, not an error."""
+
+    _is_left = False
+
+    def dismiss(self, result: Any = None) -> AwaitComplete:
+        if self._is_left or not self.is_current:
+            return AwaitComplete.nothing()
+        self._is_left = True
+        return super().dismiss(result)
 
 
 class QuietApp(App[int]):

@@ -34,6 +34,13 @@ def test_an_exit_in_words(code: int | None, facts: dict[str, object], words: str
 @pytest.mark.parametrize(
     "name",
     [
+        "PGPASSWORD",
+        "SSHPASS",
+        "MY_PASS",
+        "SLACK_WEBHOOK",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "accountKey",
+        "--bearer",
         "HF_TOKEN",
         "--api-key",
         "OPENAI_API_KEY",
@@ -51,6 +58,8 @@ def test_secret_names(name: str) -> None:
     "name",
     [
         "PATH",
+        "PWD",
+        "OLDPWD",
         "--tokenizer-path",
         "--max-total-tokens",
         "MAX_TOKENS",

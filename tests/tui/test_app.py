@@ -624,3 +624,35 @@ async def test_a_burst_of_keys_goes_where_they_were_meant(make_app: Any) -> None
         text = text_of(app)
         assert "Baseline benchmark" in text and "Extract hidden states" not in text, text
         assert not app.backend.orders, "no letter of the texts became an order"
+
+
+@pytest.mark.parametrize("burst", [("enter", "enter"), ("enter", "escape"), ("y", "y"), ("enter", "y", "n")])
+async def test_a_question_is_answered_once(make_app: Any, burst: tuple[str, ...]) -> None:
+    """Two keys that come before the window is gone are one answer and no error; the second is for what lies below."""
+    from textual import events
+
+    from k2tui.tui.screens.dialogs import Confirm
+
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.press("S")
+        await shows(pilot, "This will end")
+        for key in burst:
+            app._driver.send_message(events.Key(key, key if len(key) == 1 else None))
+        await until(pilot, lambda: not isinstance(app.screen, Confirm))
+        await settle(pilot)
+        stopped = [order for order in app.backend.orders if order[0] == "stop_job"]
+        assert len(stopped) == (1 if burst[0] == "y" else 0), app.backend.orders
+
+
+async def test_a_screen_is_left_once(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.press("l")
+        await until(pilot, lambda: app.screen.NAME == "log")
+        log = app.screen
+        log.dismiss(None)
+        log.dismiss(None)
+        await until(pilot, lambda: len(app.screen_stack) == 1)

@@ -9,12 +9,12 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.reactive import Reactive
-from textual.screen import Screen
 from textual.widget import Widget
 
 from k2tui.tui import panels
 from k2tui.tui.lines import Line, Seg, fit_line, line_width, spread, text_line, wrap
 from k2tui.tui.panelview import PanelView
+from k2tui.tui.terminal import OnceScreen
 from k2tui.tui.view import STATE_ROLES, View
 from k2tui.tui.widgets.bar import Bar, Button, ButtonBar
 from k2tui.tui.widgets.lines import Lines
@@ -50,7 +50,7 @@ class Slot(NamedTuple):
     frame: str = "box"
 
 
-class Deck(Screen[None]):
+class Deck(OnceScreen):
     """Subclasses set NAME, PANELS (all that may be shown, in focus order) and `place(width, height)`."""
 
     NAME: ClassVar[str] = ""

@@ -17,10 +17,11 @@ from k2tui.errors import K2Error
 from k2tui.tui.lines import Glyphs, Line, Picture, Row, Seg, clean, spread, text_line, width, wrap
 from k2tui.tui.widgets.bar import Button, ButtonBar
 from k2tui.tui.widgets.lines import Lines
+from k2tui.tui.terminal import OnceScreen
 from k2tui.tui.widgets.rowlist import RowList
 
 
-class Dialog(ModalScreen[Any]):
+class Dialog(OnceScreen, ModalScreen[Any]):
     """A centred window. The screen below stays as it is: no veil, so nothing there has to be sent again."""
 
     DEFAULT_CSS = """
