@@ -15,9 +15,9 @@ from textual.widgets._input import Input
 
 from k2tui.errors import K2Error
 from k2tui.tui.lines import Glyphs, Line, Picture, Row, Seg, clean, spread, text_line, width, wrap
+from k2tui.tui.terminal import OnceScreen
 from k2tui.tui.widgets.bar import Button, ButtonBar
 from k2tui.tui.widgets.lines import Lines
-from k2tui.tui.terminal import OnceScreen
 from k2tui.tui.widgets.rowlist import RowList
 
 
