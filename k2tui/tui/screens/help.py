@@ -22,7 +22,8 @@ def _blocks(width: int) -> list[list[Line]]:
 
 def _halves(blocks: list[list[Line]]) -> tuple[list[Line], list[Line]]:
     """The blocks in their order as two columns, as equal in height as that allows."""
-    ways = [([x for b in blocks[:n] for x in b], [x for b in blocks[n:] for x in b]) for n in range(1, len(blocks))]
+    cuts = range(1, len(blocks))
+    ways = [([x for b in blocks[:n] for x in b], [x for b in blocks[n:] for x in b]) for n in cuts]
     return min(ways, key=lambda way: max(len(way[0]), len(way[1])))
 
 
