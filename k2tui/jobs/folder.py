@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ from typing import Any
 from k2tui import paths
 from k2tui.core import journal
 from k2tui.core.job import Job, JobSpec, JobState, Progress
-from k2tui.errors import K2Error, UsageError
+from k2tui.errors import K2Error, NotReadyError, UsageError
 from k2tui.jobs import procs
 from k2tui.jobs.locks import is_held
 from k2tui.jobs.start import NAME_TAKEN, keeper_argv, start_adopter
@@ -112,6 +113,8 @@ def log_path(job_id: str) -> Path:
 def _check(spec: JobSpec) -> None:
     if not spec.argv or not all(isinstance(a, str) for a in spec.argv):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError("a job needs a command", "give it after --")
+    if not spec.argv[0].strip():
+        raise UsageError("the first word of the command is empty", "give the program's name after --")
     if any("\0" in a for a in (*spec.argv, *spec.env, *spec.env.values())):
         raise UsageError("the command or its environment has a NUL byte in it")
     for what, texts in (
@@ -131,6 +134,23 @@ def _check(spec: JobSpec) -> None:
                 )
     if spec.cwd and not os.path.isdir(spec.cwd):
         raise UsageError(f"working folder {spec.cwd}: no such folder")
+    if any(not name.strip() for name in spec.locks):
+        raise UsageError("a lock needs a name", "such as gpu:0 or port:30000")
+    for what, seconds, least in (
+        ("timeout", spec.timeout_s, "more than 0"),
+        ("grace", spec.grace_s, "0 or more"),
+    ):
+        is_fine = seconds is None or (
+            math.isfinite(seconds) and (seconds > 0 or (seconds == 0 and what == "grace"))
+        )
+        if not is_fine:
+            raise UsageError(
+                f"the {what} is {seconds:g} seconds", f"give a finite number of seconds, {least}"
+            )
+    if spec.max_restarts < 0:
+        raise UsageError(f"the number of restarts is {spec.max_restarts}", "give 0 or more")
+    if spec.log_cap_b < 0:
+        raise UsageError(f"the log's largest size is {spec.log_cap_b} bytes", "give more than 0")
     if spec.kind not in ("task", "server"):
         raise UsageError(f"kind {spec.kind!r} is unknown", "kinds: task, server")
     if spec.restart not in ("never", "on-failure", "always"):
@@ -552,6 +572,8 @@ def adopt_orphans() -> list[str]:
 def retry(job_id: str, *, env: Mapping[str, str] | None = None, without: Collection[str] = ()) -> str:
     """Submit a new job with the same spec, environment and working folder; returns its id.
 
+    Raises NotReadyError while the job has not ended: the same work twice would meet in the same files.
+
     without: words of the command that are left out (a stage's "begin from nothing", so that it goes on instead).
 
     Secrets were never stored: a masked variable is taken from `env` (default: this process's environment). A masked word of
@@ -560,6 +582,17 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None, without: Collect
     from k2tui.core.job_mask import MASK
 
     folder = folder_of(job_id)
+    state = read_job(folder).state
+    if state is JobState.ORPHANED:
+        raise NotReadyError(
+            f"job {folder.name} has lost its keeper, but its work goes on: it is not started a second time",
+            f"give it a new keeper: k2tui jobs adopt; or end it first: k2tui jobs stop {folder.name}",
+        )
+    if not state.is_final:
+        raise NotReadyError(
+            f"job {folder.name} is {state}: it is not started a second time",
+            f"stop it first: k2tui jobs stop {folder.name}",
+        )
     spec = read_spec(folder)
     given = os.environ if env is None else env
     stored = {str(k): str(v) for k, v in as_object(read_json(folder / "env.json")).items()}

@@ -118,6 +118,7 @@ class Dashboard(QuietApp):
         self._just_begun: dict[str, float] = {}  # jobs started by a form, and until when their failure is told at once
         self._notices_seen: set[tuple[float, str]] = set()
         self._alerts_seen: int | None = None
+        self._undo: tuple[str, str] | None = None  # the task whose status was changed last, and what it was
         self._has_drawn = False
         self._is_due = False
         self._next_draw: asyncio.TimerHandle | None = None
@@ -360,6 +361,8 @@ class Dashboard(QuietApp):
         event.stop()
         known: dict[str, Callable[[str], None]] = {
             "open_job_log": self.open_log,
+            "open_task": self.open_task,
+            "undo_task": lambda _id: self.undo_task(),
             "cycle_task": self.cycle_task,
             "cycle_priority": self.cycle_priority,
             "edit_task": self.edit_task,
@@ -538,9 +541,11 @@ class Dashboard(QuietApp):
 
     def action_retry(self) -> None:
         job = self._selected_job()
-        if job is None or not job.state.is_final:
-            job = job if job is not None and job.state.is_final else None
-            job = job or next((j for j in self.snap.jobs if j.state in (JobState.FAILED, JobState.LOST, JobState.STOPPED)), None)
+        if job is not None and not job.state.is_final:
+            self.say(f"{job.spec.title or job.spec.stage} is {job.state.value}: stop it first (k2tui jobs stop {job.spec.id})", "warning")
+            return
+        if job is None:
+            job = next((j for j in self.snap.jobs if j.state in (JobState.FAILED, JobState.LOST, JobState.STOPPED)), None)
         if job is None:
             self.say("no job that has failed or was stopped", "warning")
             return
@@ -734,6 +739,31 @@ class Dashboard(QuietApp):
     def _board_task(self, task_id: str) -> Task | None:
         return next((t for t in self.snap.board.tasks if t.id == task_id), None)
 
+    def open_task(self, task_id: str) -> None:
+        """The log of its job when it has one, else the task in full."""
+        task = self._board_task(task_id)
+        if task is None:
+            return
+        job = job_of(task, self.snap.jobs)
+        if job is not None:
+            self.open_log(job.spec.id)
+            return
+        from k2tui.tui.panels.task import PANEL
+        from k2tui.tui.screens.dialogs import Reader
+
+        width = min(96, self.size.width * 9 // 10 - 4)
+        picture = PANEL.draw(replace(self.view, task_id=task_id), width, 40)
+        self.push_screen(Reader("Task", [row.line for row in picture.rows], copy=task.content))
+
+    def undo_task(self) -> None:
+        """The task whose status was changed last gets the status back that it had."""
+        if self._undo is None:
+            self.say("no status was changed here yet", "warning")
+            return
+        task_id, status = self._undo
+        self._undo = None
+        self.order(lambda: self.backend.set_task(task_id, status=status), then=lambda _: self.say(f"back to {status.replace('_', ' ')}"))
+
     def cycle_task(self, task_id: str) -> None:
         """The next status; one that needs other tasks first is asked about before it starts."""
         task = self._board_task(task_id)
@@ -744,7 +774,13 @@ class Dashboard(QuietApp):
 
         def set_it(agreed: bool | None = True) -> None:
             if agreed:
-                self.order(lambda: self.backend.set_task(task_id, status=status.value))
+
+                def done(_none: Any) -> None:
+                    self._undo = (task_id, task.status.value)
+                    if task.status is TaskStatus.COMPLETED:
+                        self.say(f"{task.content[:40]}: no longer completed, now {status.value}; u undoes")
+
+                self.order(lambda: self.backend.set_task(task_id, status=status.value), then=done)
 
         if not task.waiting_for or status not in (TaskStatus.IN_PROGRESS, TaskStatus.COMPLETED):
             set_it()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-restarts", type=int, default=5, help="restarts in a row before it is given up (default 5)"
     )
     submit.add_argument(
-        "--log-cap", type=float, default=0, metavar="MIB", help="rotate the log above this size (default 512)"
+        "--log-cap", type=float, metavar="MIB", help="rotate the log above this size (default 512)"
     )
     submit.add_argument(
         "--scope", action="store_true", help="run it by systemd-run --user --scope (see docs/jobs.md)"
@@ -331,6 +332,9 @@ def _submit(args: argparse.Namespace) -> int:
         if not name or not is_pair:
             raise UsageError(f"--env {pair!r}: write NAME=VALUE")
         env[name] = value
+    cap_mib: float | None = args.log_cap
+    if cap_mib is not None and not (math.isfinite(cap_mib) and cap_mib * (1 << 20) >= 1):
+        raise UsageError(f"--log-cap {cap_mib:g}", "give a finite number of MiB, more than 0")
     spec = JobSpec(
         id="",
         stage=args.stage,
@@ -348,7 +352,7 @@ def _submit(args: argparse.Namespace) -> int:
         ensures=tuple(args.ensures),
         restart=args.restart,
         max_restarts=args.max_restarts,
-        log_cap_b=int(args.log_cap * (1 << 20)),
+        log_cap_b=0 if cap_mib is None else int(cap_mib * (1 << 20)),
         scope=args.scope,
     )
     _say_place()

@@ -75,8 +75,10 @@ def test_stop_and_retry(home: Path, capsys: Capture) -> None:
     job_id = capsys.readouterr().out.strip()
     running(job_id)
     assert call("jobs", "wait", job_id, "--timeout", "0.1") == 124
+    assert call("jobs", "retry", job_id) == 3, "its work goes on"
+    assert f"k2tui jobs stop {job_id}" in capsys.readouterr().err
     assert call("jobs", "stop", job_id, "--json") == 0
-    assert json.loads(capsys.readouterr().out.split("\n", 1)[1])["state"] == "stopped"
+    assert json.loads(capsys.readouterr().out)["state"] == "stopped"
     assert call("jobs", "stop", job_id) == 0
     assert "had ended" in capsys.readouterr().out
     assert call("jobs", "retry", job_id) == 0
@@ -91,6 +93,16 @@ def test_stop_and_retry(home: Path, capsys: Capture) -> None:
         (["jobs", "show", "nothing"], "no job 'nothing'"),
         (["jobs", "submit"], "needs a command"),
         (["jobs", "submit", "--env", "A", "--", "true"], "NAME=VALUE"),
+        (["jobs", "submit", "--timeout", "-1", "--", "true"], "timeout is -1 seconds"),
+        (["jobs", "submit", "--timeout", "0", "--", "true"], "timeout is 0 seconds"),
+        (["jobs", "submit", "--timeout", "nan", "--", "true"], "timeout is nan seconds"),
+        (["jobs", "submit", "--grace", "inf", "--", "true"], "grace is inf seconds"),
+        (["jobs", "submit", "--grace", "-1", "--", "true"], "grace is -1 seconds"),
+        (["jobs", "submit", "--max-restarts", "-1", "--", "true"], "restarts is -1"),
+        (["jobs", "submit", "--log-cap", "0", "--", "true"], "--log-cap 0"),
+        (["jobs", "submit", "--log-cap", "nan", "--", "true"], "--log-cap nan"),
+        (["jobs", "submit", "--lock", "", "--", "true"], "a lock needs a name"),
+        (["jobs", "submit", "--", ""], "first word of the command is empty"),
         (["jobs", "submit", "--after", "nothing", "--", "true"], "no job 'nothing'"),
         (["jobs", "submit", "--cwd", "/no/such", "--", "true"], "no such folder"),
         (["jobs", "submit", "--requires", "moon", "--", "true"], "not understood"),

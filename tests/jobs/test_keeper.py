@@ -13,7 +13,7 @@ import pytest
 
 from k2tui import paths
 from k2tui.core.job import JobSpec, JobState
-from k2tui.errors import K2Error, UsageError
+from k2tui.errors import K2Error, NotReadyError, UsageError
 from k2tui.jobs import folder, procs
 
 from .world import processes_of, running, until
@@ -234,6 +234,9 @@ def test_an_orphan_is_adopted_and_can_be_stopped(submit: Submit) -> None:
     until(lambda: folder.get(job_id).state is JobState.ORPHANED)
     waiter = submit("pass", locks=("gpu:0",))
     until(lambda: folder.get(waiter).state is JobState.WAITING), "the GPU stays taken under a living orphan"
+    with pytest.raises(NotReadyError, match="its work goes on") as told:
+        folder.retry(job_id)
+    assert "k2tui jobs adopt" in told.value.hint and len(folder.list_jobs()) == 2
     assert folder.adopt_orphans() == [job_id]
     again = until(lambda: (j := folder.get(job_id)).state is JobState.RUNNING and j)
     assert again.keeper_pid != job.keeper_pid and again.pid == job.pid  # type: ignore[attr-defined]
