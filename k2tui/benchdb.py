@@ -192,6 +192,42 @@ def _record(row: sqlite3.Row) -> RequestRecord:
     )  # fmt: skip
 
 
+def _is_full(path: Path) -> bool:
+    """Whether the disk has no room for SQLite's shared index (32 KiB): it then tells of a disk that failed."""
+    try:
+        facts = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return facts.f_bavail * facts.f_frsize < 32768
+
+
+def _connect(path: Path, more: str = "") -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?{more}" if more else str(path)
+    db = sqlite3.connect(uri, timeout=10, isolation_level=None, check_same_thread=False, uri=bool(more))
+    db.row_factory = sqlite3.Row
+    return db
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection for reading. Where the disk is full or read-only SQLite cannot make the index that readers share:
+    a store that nobody has open (no write-ahead log) is then read as it lies."""
+    db = _connect(path)
+    try:
+        db.execute("PRAGMA user_version").fetchone()
+    except sqlite3.OperationalError as err:
+        db.close()
+        log = path.with_name(path.name + "-wal")
+        if not any(w in str(err) for w in ("disk I/O", "unable to open", "readonly")):
+            raise
+        try:
+            if log.exists() and log.stat().st_size:
+                raise
+        except OSError:
+            raise err from None
+        return _connect(path, "immutable=1")
+    return db
+
+
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
     """SQLite's errors in words for people."""
@@ -199,9 +235,9 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as err:
         text = str(err)
-        if "full" in text:
+        if "full" in text or (("disk I/O" in text or "unable to open" in text) and _is_full(path)):
             raise K2Error(
-                f"{path}: no space left on the disk", "free some space; what was stored before is safe"
+                f"{path}: no space left: the disk is full", "free some space; what was stored before is safe"
             ) from None
         if "locked" in text:
             raise K2Error(
@@ -253,9 +289,8 @@ class BenchDb:
                     ) from None
             if is_folder:
                 raise K2Error(f"{self.path} is a folder, not a store", "give a file with --db")
-            db = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
+            db = _connect_to_read(self.path) if self.readonly else _connect(self.path)
             try:
-                db.row_factory = sqlite3.Row
                 version: int = db.execute("PRAGMA user_version").fetchone()[0]
                 if version > SCHEMA_VERSION:
                     raise K2Error(
@@ -816,6 +851,21 @@ class RunWriter:
             raise K2Error(f"the run was measured but not stored: {self.problem}")
         self.db.finish(self.run_id, metrics, state=state, dur_s=duration, engine=engine, flags=flags)
         return metrics
+
+
+def given(text: str, *, readonly: bool = True, create: bool = False) -> BenchDb:
+    """The store that --db names, "" = the default one. Raises UsageError when a named file is not there (create: made then)."""
+    path = Path(text) if text else None
+    if path is not None and not create:
+        try:
+            is_there = path.exists()
+        except OSError:
+            is_there = True  # BenchDb says why it cannot be read
+        if not is_there:
+            raise UsageError(
+                f"--db {text}: there is no such file", "without --db: the store in k2tui's state folder"
+            )
+    return BenchDb(path, readonly=readonly)
 
 
 def rows(limit: int = 200, path: Path | None = None) -> list[BenchRow]:

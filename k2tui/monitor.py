@@ -6,7 +6,6 @@ The loop asks cheap questions first (a stat, a counter) and reads only what chan
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -173,6 +172,7 @@ class Monitor:
             jobs=self._jobs,
             board=self._board,
             bench=self._bench,
+            bench_error=self._errors.get("bench", ""),
             tune=self._tune,
             chain=self._chain,
             training=self._training,
@@ -335,8 +335,13 @@ class Monitor:
         path = paths.bench_db()
         key: list[tuple[int, int]] = []
         for name in (path, path.with_name(path.name + "-wal")):
-            with contextlib.suppress(OSError):
+            try:
                 facts = name.stat()
+            except FileNotFoundError:
+                continue
+            except OSError:  # asked below: the store says what is wrong
+                key.append((-1, -1))
+            else:
                 key.append((facts.st_mtime_ns, facts.st_size))
         if not key or tuple(key) == self._bench_key:
             return

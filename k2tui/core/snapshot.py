@@ -60,6 +60,7 @@ class Snapshot:
     jobs: tuple[Job, ...] = ()  # newest first
     board: Board = field(default_factory=Board)
     bench: tuple[BenchRow, ...] = ()  # newest first
+    bench_error: str = ""  # why the store of benchmarks cannot be read
     tune: TuneView | None = None  # the newest tuning run
     chain: ChainView | None = None  # the pipeline and how far it is
     training: TrainView | None = None  # the newest training

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import platform
-from pathlib import Path
 
-from k2tui.benchdb import BenchDb
+from k2tui.benchdb import BenchDb, given
 from k2tui.core.bench import BenchRow
 from k2tui.core.bench_compare import METRICS, Comparison, compare
 from k2tui.errors import UsageError
@@ -23,7 +22,7 @@ def side(db: BenchDb, text: str) -> list[BenchRow]:
 
 
 def load_comparison(args: argparse.Namespace) -> list[Comparison]:
-    with BenchDb(Path(args.db) if args.db else None, readonly=True) as db:
+    with given(args.db) as db:
         base, new = side(db, args.base), side(db, args.new)
         if {r.run_id for r in base} & {r.run_id for r in new}:
             raise UsageError(f"{args.base!r} and {args.new!r} mean the same run", "give two runs: k2tui bench list shows their ids")

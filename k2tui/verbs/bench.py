@@ -80,9 +80,9 @@ def _width() -> int:
 
 
 def _db(args: argparse.Namespace, *, readonly: bool = True) -> Any:
-    from k2tui.benchdb import BenchDb
+    from k2tui.benchdb import given
 
-    return BenchDb(Path(args.db) if args.db else None, readonly=readonly)
+    return given(args.db, readonly=readonly, create=args.action == "import")
 
 
 def _print_json(value: Any) -> None:

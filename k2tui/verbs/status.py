@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from typing import Any
 
@@ -48,10 +49,20 @@ def collect(ask: bool = True) -> dict[str, Any]:
         for j in jobs if is_live(j)
     ]
     bench: dict[str, Any] | None = None
-    if paths.bench_db().exists():
+    bench_error = ""
+    try:
+        has_store = bool(os.lstat(paths.bench_db()))
+    except OSError as err:  # anything but "not there" is said below
+        has_store = not isinstance(err, FileNotFoundError)
+    if has_store:
         from k2tui import benchdb
+        from k2tui.errors import K2Error
 
-        rows = benchdb.rows(1)
+        rows: Any = []
+        try:
+            rows = benchdb.rows(1)
+        except K2Error as err:  # servers and jobs are shown all the same
+            bench_error = err.message
         if rows:
             row = rows[0]
             bench = {
@@ -61,7 +72,7 @@ def collect(ask: bool = True) -> dict[str, Any]:
             }
     return {
         "schema": 1, "ts": now, "servers": servers, "jobs": live,
-        "jobs_ended": sum(1 for j in jobs if j.state.is_final), "bench": bench,
+        "jobs_ended": sum(1 for j in jobs if j.state.is_final), "bench": bench, "bench_error": bench_error or None,
     }
 
 
@@ -87,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
         done = f"  {p['done']:g}/{p['total']:g} {p['unit']}" if p and p["total"] else ""
         wait = f"  waits for {j['waiting_for']}" if j["waiting_for"] else ""
         print(f"{paint(j['state'], j['state'])}  {clean(j['title'])}  {duration(j['since_s'])}{done}{wait}  [{j['job']}]")
+    if facts["bench_error"]:
+        print(f"cannot read benchmarks: {clean(facts['bench_error'])}")
     b = facts["bench"]
     if b:
         figures = [f"C={b['concurrency']}"] if b["concurrency"] else []

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from k2tui import paths
 from k2tui.benchdb import BenchDb
+from k2tui.cli import main
 from k2tui.core.bench import BenchRow
 from k2tui.core.bench_record import Metric
 from k2tui.core.bench_table import detail, rows_table
@@ -355,3 +357,53 @@ def test_the_stage_asks_for_nothing_that_the_load_generator_lacks() -> None:
         True,
         (1, 4, 8),
     )
+
+
+def test_a_broken_store_takes_nothing_else_of_status_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("K2TUI_HOME", str(tmp_path))
+    store = paths.bench_db()
+    store.parent.mkdir(parents=True, exist_ok=True)
+    store.write_text("no store at all, " * 100)
+    assert main(["status", "--no-ask"]) == 0
+    told = capsys.readouterr().out
+    assert "no server of k2tui's" in told and told.count("cannot read benchmarks: ") == 1
+    assert main(["status", "--no-ask", "--json"]) == 0
+    assert str(store) in json.loads(capsys.readouterr().out)["bench_error"]
+    assert main(["dashboard", "--plain"]) == 0
+    told = capsys.readouterr().out
+    assert "Cannot read benchmarks: " in told and "No benchmark yet" not in told
+
+
+def test_a_named_store_must_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["list"], ["show", "last"], ["compare", "a", "b"], ["delete", "a", "--yes"], ["export"]):
+        assert main(["bench", *words, "--db", str(tmp_path / "x.db")]) == 2
+        assert "no such file" in capsys.readouterr().err
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_a_full_or_read_only_disk(tmp_path: Path) -> None:
+    """On a small tmpfs of its own; where no mount is allowed the test is skipped."""
+    script = f"""
+set -e
+mount -t tmpfs -o size=1m none {tmp_path} || exit 77
+run() {{ {sys.executable} -m k2tui "$@" || echo "rc $?"; }}
+run bench import story >/dev/null
+mount -o remount,ro {tmp_path}
+run status --no-ask 2>&1; run bench label last x 2>&1
+mount -o remount,rw {tmp_path}
+dd if=/dev/zero of={tmp_path}/fill bs=1k 2>/dev/null || true
+echo "== full"; run status --no-ask 2>&1; run bench label last x 2>&1
+"""
+    env = environment(tmp_path)
+    done = subprocess.run(
+        ["unshare", "-rm", "bash", "-c", script], capture_output=True, text=True, env=env, timeout=120
+    )
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no mount here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    read_only, _, full = done.stdout.partition("== full")
+    for told in (read_only, full):
+        assert "no server of k2tui's" in told and "newest benchmark: " in told and "rc 1" in told
+    assert "cannot be opened" in read_only and "the disk is full" in full

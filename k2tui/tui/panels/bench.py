@@ -55,6 +55,8 @@ def _row(row: BenchRow, view: View) -> Sequence[Cell]:
 
 def draw(view: View, width: int, height: int) -> Picture:
     every = view.snap.bench
+    if not every and view.snap.bench_error:
+        return Picture((Row("", (Seg("Cannot read benchmarks: ", "warn"), Seg(view.snap.bench_error))),))
     if not every:
         return Picture((Row("", (Seg("No benchmark yet. ", "dim"), Seg("b", "key", "stage('bench')"), Seg(" runs one.", "dim"))),))
     rows = ordered(every, view.bench.sort, view.bench.text)
@@ -68,7 +70,7 @@ def draw(view: View, width: int, height: int) -> Picture:
     trust = bt.trust(shown, view.glyphs, width)
     if height > len(lines) + len(trust):
         lines += trust
-    return Picture(lines, header, (Seg(f"{words}, ms", "dim"),))
+    return Picture(lines, header, (Seg(f"{words}, ms", "dim"),), prefer=rows[0].run_id)
 
 
 PANEL = Panel(
