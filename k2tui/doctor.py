@@ -44,6 +44,17 @@ class Finding:
         return asdict(self)
 
 
+def host_problem(host: str) -> str:
+    """Why nothing can listen at this name ("the name 'x' cannot be resolved (...)"), "" when it has an address."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as err:
+        return f"the name {host!r} cannot be resolved ({err.strerror or err})"
+    except UnicodeError:
+        return f"{host!r} is not the name of a machine"
+    return ""
+
+
 def port_owner(host: str, port: int) -> str:
     """Who listens there, in words ("pid 123 (python)"), "" when it is free, "another process" when that cannot be told."""
     probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -72,7 +83,9 @@ def port_owner(host: str, port: int) -> str:
 
 
 def free_port(host: str, start: int) -> int:
-    """The first free port from `start` on. Raises K2Error after 100 tries."""
+    """The first free port from `start` on. Raises K2Error after 100 tries, or when the host has no address."""
+    if problem := host_problem(host):
+        raise K2Error(problem, "set host to an address of this machine: 127.0.0.1, or 0.0.0.0 for all")
     for port in range(start, min(start + 100, 65536)):
         if not port_owner(host, port):
             return port
@@ -179,13 +192,16 @@ def check_seen(seen: Seen) -> Iterator[Finding]:
         yield from _check_model("draft", seen.draft)
     for check, severity, evidence, todo in check_links(seen.topology, profile.gpus, profile.tp_size // profile.nnodes):
         yield Finding(check, Severity(severity), evidence, todo)
-    owner = port_owner(profile.host, profile.port)
-    yield Finding(
-        "port",
-        Severity.ERROR if owner else Severity.OK,
-        f"{profile.host}:{profile.port} is held by {owner}" if owner else f"{profile.host}:{profile.port} is free",
-        "stop it (`k2tui down`), or give another --port" if owner else "",
-    )
+    if problem := host_problem(profile.host):
+        yield Finding("host", Severity.ERROR, problem, f"set host in [profile.{profile.name}]: 127.0.0.1, or 0.0.0.0 for every network")
+    else:
+        owner = port_owner(profile.host, profile.port)
+        yield Finding(
+            "port",
+            Severity.ERROR if owner else Severity.OK,
+            f"{profile.host}:{profile.port} is held by {owner}" if owner else f"{profile.host}:{profile.port} is free",
+            "stop it (`k2tui down`), or give another --port" if owner else "",
+        )
     if seen.python_error:
         yield Finding("interpreter", Severity.ERROR, seen.python_error, f"set python in [profile.{profile.name}] to the engine's interpreter")
         return

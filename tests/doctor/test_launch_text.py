@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from k2tui.doctor import Finding, Severity
-from k2tui.errors import UsageError
+from k2tui.config import Profile
+from k2tui.doctor import Finding, Severity, check_profile, free_port
+from k2tui.errors import K2Error, UsageError
 from k2tui.verbs._launch_text import command, print_findings
 from k2tui.verbs.up import _gpus, _pair
 
@@ -70,3 +71,13 @@ def test_gpus_and_env_of_the_command_line() -> None:
     for bad in ("x", "1,y", ","):
         with pytest.raises(UsageError):
             _gpus(bad)
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
+def test_a_host_without_an_address_is_not_a_held_port(host: str) -> None:
+    found = list(check_profile(Profile(name="p", model="/nowhere", host=host, port=30000)))
+    (one,) = [f for f in found if f.check == "host"]
+    assert one.severity is Severity.ERROR and repr(host) in one.evidence
+    assert not [f for f in found if f.check == "port"]
+    with pytest.raises(K2Error, match=r"cannot be resolved|not the name"):
+        free_port(host, 30000)
