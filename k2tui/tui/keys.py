@@ -73,6 +73,8 @@ KEYS = (
     Key("o", "o", "", "Show or fold the traces of health and metrics polls at the end", "Log", False),
     Key("g", "g G", "", "Begin and end (also Home, End)", "Log", False),
     Key("space", "Space", "", "Next status (asks when other tasks come first)", "Board", False),
+    Key("enter", "Enter", "", "Open the task: its job's log, else its details", "Board", False),
+    Key("u", "u", "", "Undo the last change of a status", "Board", False),
     Key("a", "a", "", "Add a task", "Board", False),
     Key("e", "e", "", "Edit the task's words; n: its note", "Board", False),
     Key("exclamation_mark", "!", "", "Next priority of the task", "Board", False),

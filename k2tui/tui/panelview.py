@@ -72,6 +72,7 @@ class PanelView(RowList):
             if event.key == key:
                 event.stop()
                 event.prevent_default()
+                self.is_moved = True  # the next key means this row too
                 self.post_message(self.Order(self, action, self.selected))
                 return
 

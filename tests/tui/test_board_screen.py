@@ -134,7 +134,7 @@ async def test_moving_among_shown_tasks_passes_the_hidden_ones(make_app: Any) ->
 
 async def test_every_board_key_is_in_the_palette_and_its_hint_can_be_clicked(make_app: Any) -> None:
     app = make_app("loading")
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=(160, 40)) as pilot:
         await pilot.press("4")
         await shows(pilot, "1/7 done", "n note")
         await pilot.press("ctrl+p")
@@ -230,6 +230,24 @@ async def test_a_retry_says_whether_it_goes_on(make_app: Any) -> None:
         app.screen.go_to("jobs", "prepare-01")  # a command of one's own: no stage's parameters
         await pilot.press("r")
         await until(pilot, lambda: any("job prepare-01b; from the beginning" in m[2] for m in app.messages))
+
+
+async def test_enter_opens_and_only_space_changes_a_status(make_app: Any) -> None:
+    app = make_app(backend=world())
+    orders = app.backend.orders
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("4")
+        await until(pilot, lambda: app.screen.selected_key("board") == "2")
+        await pilot.press("end", "enter")  # task 7 has no job
+        await shows(pilot, "Ask ops", "Esc closes")
+        await pilot.press("escape", "home", "space")
+        await until(pilot, lambda: ("set_task", "1", {"status": "cancelled"}) in orders)
+        await until(pilot, lambda: any("u undoes" in m[2] for m in app.messages))
+        assert [o for o in orders if o[0] == "set_task"] == [("set_task", "1", {"status": "cancelled"})]
+        await pilot.press("u")
+        await until(pilot, lambda: ("set_task", "1", {"status": "completed"}) in orders)
+        await pilot.press("v")
+        await shows(pilot, "1 \u00b7 1 cancelled")
 
 
 async def test_the_boards_log_key_opens_the_tasks_job(make_app: Any) -> None:

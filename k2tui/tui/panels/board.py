@@ -30,6 +30,7 @@ KEYS = (
     ("exclamation_mark", "cycle_priority", "priority"),
     ("f", "screen.board_status", "by status"),
     ("F", "screen.board_priority", "by priority"),
+    ("u", "undo_task", "undo"),
     ("i", "links", "links"),
 )
 
@@ -129,12 +130,14 @@ def column(name: str, title: str, statuses: Sequence[TaskStatus], help: str) -> 
         tasks = [t for t in shown(view) if t.status in statuses]
         rows = error_rows(view, width) if statuses[0] is TaskStatus.PENDING else []
         rows += [Row(t.id, line(t, view, width, is_column=True)) for t in tasks]
-        note = [Seg(str(len(tasks)), "dim")]
+        note = [Seg(str(sum(1 for t in tasks if t.status is statuses[0])), "dim")]
+        if others := sum(1 for t in tasks if t.status is not statuses[0]):
+            note.append(Seg(f" {view.glyphs.dot} {others} cancelled", "faint"))
         if not view.board.is_all and statuses[0] is TaskStatus.PENDING:
             note.append(Seg(f" {view.glyphs.dot} {filter_words(view)}", "accent"))
         return Picture(tuple(rows) or (Row("", text_line("none", "faint")),), note=tuple(note))
 
-    return Panel(name, title, draw_column, needs=("board", "jobs"), ticks=True, order=51, selectable=True, enter="cycle_task", keys=KEYS, help=help)
+    return Panel(name, title, draw_column, needs=("board", "jobs"), ticks=True, order=51, selectable=True, enter="open_task", keys=KEYS, help=help)
 
 
 PANEL = Panel(
@@ -145,7 +148,7 @@ PANEL = Panel(
     ticks=True,
     order=50,
     selectable=True,
-    enter="cycle_task",
+    enter="open_task",
     keys=KEYS,
-    help="Tasks of the plan file. Space changes the status, ! the priority, a adds, e edits, n writes a note, J and K move; the file changes with them.",
+    help="Tasks of the plan file. Enter opens a task or its job's log, Space changes the status (u undoes), ! the priority, a adds, e edits, n writes a note, J and K move; the file changes with them.",
 )

@@ -127,8 +127,8 @@ def draw(view: View, width: int, height: int) -> Picture:
     rows = [(job.spec.id, cells_of(job, view)) for job in sorted(jobs, key=lambda j: j.state.is_final)]
     header, lines = table(COLUMNS, rows, width, view.glyphs)
     active = sum(1 for job in jobs if not job.state.is_final)
-    note = (Seg(f"{active} running" if active else "none running", "info" if active else "dim"), Seg(f" {view.glyphs.dot} {len(jobs)}", "dim"))
-    return Picture(lines, header, note)
+    note = (Seg(f"{active} running" if active else "none running", "info" if active else "dim"), Seg(f" of {len(jobs)}", "dim"))
+    return Picture(lines, header, note, prefer=rows[0][0])
 
 
 PANEL = Panel(

@@ -66,6 +66,7 @@ class RowList(Lines, can_focus=True):
         self.picture = Picture()
         self._top = 0
         self._index = 0
+        self.is_moved = False  # by the user: until then the selection follows what the picture prefers
 
     # -- what there is to show
 
@@ -83,11 +84,11 @@ class RowList(Lines, can_focus=True):
         self.picture = picture
         keys = [row.key for row in picture.rows]
         if self.selectable and any(keys):
-            if self.selected in keys and self.selected:
-                self._index = keys.index(self.selected)
-            elif not self.selected and picture.prefer in keys and picture.prefer:
+            if not self.is_moved and picture.prefer in keys and picture.prefer:
                 self._index = keys.index(picture.prefer)
                 self.selected = picture.prefer
+            elif self.selected in keys and self.selected:
+                self._index = keys.index(self.selected)
             else:
                 self._index = min(max(0, self._index), len(keys) - 1)
                 while self._index < len(keys) - 1 and not keys[self._index]:
@@ -103,6 +104,7 @@ class RowList(Lines, can_focus=True):
             if row.key == key and key:
                 self._index = index
                 self.selected = key
+                self.is_moved = True
                 self._compose_lines()
                 return
 
@@ -276,6 +278,7 @@ class RowList(Lines, can_focus=True):
         if not 0 <= index < len(rows):
             return
         self._index = index
+        self.is_moved = True
         moved = self.selected != rows[index].key
         self.selected = rows[index].key
         self._compose_lines()
