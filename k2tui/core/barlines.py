@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from k2tui.core.events import Bar
+from k2tui.core.patterns import whole
 
 STEPS = 64  # steps of a bar that the tracker remembers
 _LEAST = 2 * STEPS  # of shorter runs everything is read
@@ -80,7 +81,7 @@ class BarLines:
         if bar is None:
             if other is not None:
                 self._others[_sort(other)] = has_form
-        elif rest is not None and (int(done), int(total)) == (bar.done, bar.total):
+        elif rest is not None and (whole(done), whole(total)) == (bar.done, bar.total):
             low = piece.lower()
             if b"step" in head.lower() and b"loss" in low:
                 return  # how far they stand apart decides what the line says
@@ -99,17 +100,17 @@ class BarLines:
             if rest is not None:
                 if want is None or head != newest_head:
                     newest_head, bar = head, (_title(head), of)
-                    if want is None and int(of) == total:
+                    if want is None and whole(of) == total:
                         want, sorts = bar, self._bars.get(bar, sorts)
                     elif bar != want:
                         break
                     total_text = of
-                sort, now = _sort(rest), int(count)
+                sort, now = _sort(rest), whole(count)
                 if of != total_text or sort not in sorts or not done <= now <= total:
                     break
                 if elapsed != clock:
                     clock, before = elapsed, seconds
-                    if (seconds := int(elapsed.replace(b":", b""))) < before:
+                    if (seconds := whole(elapsed.replace(b":", b""))) < before:
                         break
                 done = now
                 marks += 1
@@ -166,5 +167,5 @@ def _title(head: bytes) -> bytes:
 def _seconds(elapsed: bytes) -> int:
     total = 0
     for part in elapsed.split(b":"):
-        total = total * 60 + int(part)
+        total = total * 60 + whole(part)
     return total

@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from k2tui.core.patterns import Pattern
+from k2tui.core.patterns import Pattern, whole
 
 HEAD_B = 64 * 1024  # of a line longer than both, the middle is dropped: a megabyte-long line costs 128 KiB
 TAIL_B = 64 * 1024
@@ -484,7 +484,7 @@ def is_newest_first(lines: list[Line]) -> bool:
             newest[key] = line.at_s
         bar = _PERCENT.search(line.body)
         if bar:
-            done, (before, no) = int(bar[1]), bars.get(bar[2], (0, -1))
+            done, (before, no) = whole(bar[1]), bars.get(bar[2], (0, -1))
             if no not in (-1, line.no):  # refreshes inside one physical line always run forward
                 forward += done > before
                 backward += done < before

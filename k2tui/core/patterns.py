@@ -7,6 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 
+BIGGEST = 10**15
+
+
+def whole(digits: str | bytes) -> int:
+    """A number out of a log, `BIGGEST` at most: Python refuses to read one of 4,301 digits, and nothing that is counted has 16."""
+    return int(digits) if len(digits) < 16 else BIGGEST
+
+
 class Pattern:
     """Like `re.compile(source, flags)`. After the first call its methods are the compiled pattern's own."""
 

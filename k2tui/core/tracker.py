@@ -35,7 +35,7 @@ from k2tui.core.events import (
 )
 from k2tui.core.load import DecodeBatch, LoadView, Phase, PhaseSpan, RankLoad, ShardCount, State
 from k2tui.core.loadlines import Line, LineCutter, LineReader, clean, parse
-from k2tui.core.patterns import Pattern
+from k2tui.core.patterns import Pattern, whole
 from k2tui.core.plainlines import PlainLines
 
 Parser = Callable[[str], Event | None]
@@ -659,7 +659,7 @@ class _Lane:
             or _ORDER.get(start.phase, 99) > _ORDER[Phase.WEIGHT_LOAD]
         ):
             return
-        start.target = ShardCount(0, int(name[1]))
+        start.target = ShardCount(0, whole(name[1]))
         start.work_line = line
 
     def _on_shards(self, event: Bar, line: Line) -> bool:
@@ -934,7 +934,7 @@ class _Lane:
         start = self._start
         if start.args and start.args.tp_size:
             return start.args.tp_size
-        tags = [int(m[1]) for r in start.ranks if (m := re.search(r"TP(\d+)", r))]
+        tags = [whole(m[1]) for r in start.ranks if (m := re.search(r"TP(\d+)", r))]
         return max(tags) + 1 if tags else None
 
     def _url(self) -> str:
@@ -1401,7 +1401,7 @@ def _merged(old: DecodeBatch, new: DecodeBatch) -> DecodeBatch:
 
 
 def _rank_key(rank: str) -> tuple[object, ...]:
-    return tuple(int(p) if p.isdigit() else p for p in re.split(r"(\d+)", rank))
+    return tuple(whole(p) if p.isdigit() else p for p in re.split(r"(\d+)", rank))
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ import re
 
 from k2tui.core.events import Bar, Event, PhaseEdge
 from k2tui.core.load import Phase
-from k2tui.core.patterns import Pattern
+from k2tui.core.patterns import Pattern, whole
 from k2tui.engines._grammar import parse_bar
 
 # what a client prints at a line's beginning and nobody else does
@@ -44,8 +44,8 @@ def parse_line(line: str) -> Event | None:
     low = line.lower()
     if "loss" in low:
         found = _STEP.match(line)
-        if found and 0 < int(found[2]) < 10**12:
-            return Bar("train", "step", min(int(found[1]), int(found[2])), int(found[2]))
+        if found and 0 < whole(found[2]) < 10**12:
+            return Bar("train", "step", min(whole(found[1]), whole(found[2])), whole(found[2]))
         if ("step" in low or "{'loss" in low) and "%|" not in line and _METRICS.search(line):
             return PhaseEdge(Phase.TRAIN, "metrics")
     if "%" in line and "|" in line:
@@ -59,8 +59,8 @@ def parse_line(line: str) -> Event | None:
             return PhaseEdge(Phase.TRAIN, "begin")
     elif "draft: " in low and _TRAIN_END.match(line):
         return PhaseEdge(Phase.TRAIN, "end")
-    if "repeat=" in line and (found := _POINT.match(line)) and int(found[2]):
-        return Bar("bench", "requests", min(int(found[1]), int(found[2])), int(found[2]))
+    if "repeat=" in line and (found := _POINT.match(line)) and whole(found[2]):
+        return Bar("bench", "requests", min(whole(found[1]), whole(found[2])), whole(found[2]))
     if _BENCH_HEAD.match(line):
         return PhaseEdge(Phase.BENCH, "begin")
     for (

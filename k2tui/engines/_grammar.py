@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from k2tui.core.events import Answered, Bar, Event, Heartbeat
-from k2tui.core.patterns import Pattern
+from k2tui.core.patterns import Pattern, whole
 
 _BAR = Pattern(
     r"(?:(?P<title>[^%|\r]{0,400}?)[: ]\s*|^|(?<=\]))(?P<pct>\d{1,3}(?:\.\d+)?)%(?P<completed> ?Completed)? ?\|(?:[^|]{0,300}\|)? ?"
@@ -104,7 +104,7 @@ def parse_access(text: str) -> Answered | None:
     if "HTTP/" not in text:
         return None
     match = ACCESS.search(text)
-    return Answered(match["path"], int(match["status"])) if match else None
+    return Answered(match["path"], whole(match["status"])) if match else None
 
 
 def parse_shared(line: str) -> Event | None:

@@ -21,7 +21,7 @@ from k2tui.core.events import (
     Stopping,
 )
 from k2tui.core.load import DecodeBatch, Phase
-from k2tui.core.patterns import Pattern, Words
+from k2tui.core.patterns import Pattern, Words, whole
 from k2tui.engines import Engine, LaunchPlan
 from k2tui.engines._grammar import parse_shared
 from k2tui.errors import UsageError
@@ -115,7 +115,7 @@ def _args(text: str) -> Event | None:
             values[name] = next((g for g in match.groups() if g is not None), "")
 
     def number(name: str) -> int | None:
-        return int(values[name]) if values.get(name, "").isdigit() else None
+        return whole(values[name]) if values.get(name, "").isdigit() else None
 
     draft = values.get("speculative_draft_model_path", "")
     return EngineArgs(
@@ -178,13 +178,13 @@ def _listening(text: str) -> Event | None:
 
 def bind_failed(text: str) -> Event | None:
     match = _PORT.search(text)
-    return BindFailed(int(match[1] or match[2]) if match else None)
+    return BindFailed(whole(match[1] or match[2]) if match else None)
 
 
 def _dying(what: str) -> Callable[[str], Event | None]:
     def make(text: str) -> Event:
         code = _DEAD_CODE.search(text)
-        return Dying(what, int(code[1]) if code else None)
+        return Dying(what, whole(code[1]) if code else None)
 
     return make
 

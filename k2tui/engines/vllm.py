@@ -18,7 +18,7 @@ from k2tui.core.events import (
     Stopping,
 )
 from k2tui.core.load import DecodeBatch, Phase
-from k2tui.core.patterns import Pattern, Words
+from k2tui.core.patterns import Pattern, Words, whole
 from k2tui.engines import Engine, LaunchPlan, no_nodes
 from k2tui.engines._grammar import parse_shared
 from k2tui.engines.sglang import bind_failed
@@ -100,9 +100,9 @@ def _facts(is_start: bool) -> Callable[[str], Event | None]:
             "vllm",
             model[1] if model else "",
             "",
-            int(tp[1]) if tp else None,
+            whole(tp[1]) if tp else None,
             "",
-            int(port[1]) if port else None,
+            whole(port[1]) if port else None,
             version[1].rstrip(".") if version else "",
             is_start=is_start,
         )

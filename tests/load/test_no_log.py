@@ -77,3 +77,28 @@ def test_binary_is_passed_over_and_its_words_prove_nothing():
     junk = bytes(range(128, 256)) * 40 + b"[Errno 98] Address already in use" + bytes(range(128, 256)) * 40
     reading = read((junk + b"\n") * 20)
     assert (reading.view.state, reading.findings) == (State.UNKNOWN, ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ServerArgs(model_path='x', tp_size={n}, port={n})",
+        "[2026-01-01 00:00:00 TP{n}] Load weight begin. avail mem={n} GB",
+        "Loading safetensors checkpoint shards:  {n}% Completed | {n}/{n} [00:01<00:10,  1.00s/it]",
+        "[2026-01-01 00:00:00] Decode batch, #running-req: {n}, #token: {n}, token usage: {n}.0, gen throughput (token/s): {n}.5, #queue-req: {n}",
+        'INFO:     127.0.0.1:{n} - "GET /health HTTP/1.1" {n}',
+        "{n}/{n} [{n}:{n}<{n}:{n}, {n}it/s, loss={n}]",
+        "(APIServer pid={n}) INFO 01-01 00:00:00 [core.py:{n}] world_size={n}",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {n}.00 GiB. GPU {n} has a total capacity of {n} GiB",
+        "[Errno 98] error while attempting to bind on address ('127.0.0.1', {n}): address already in use",
+    ],
+)
+def test_a_number_of_six_thousand_digits(line: str) -> None:
+    """Python refuses to read such a number; a log may hold one all the same, anywhere."""
+    from k2tui.engines._reading import load_tracker
+
+    text = (line.replace("{n}", "9" * 6000) + "\n").encode()
+    for block in (text, b"The server is fired up and ready to roll!\n" + 3 * text, 3 * text.replace(b"\n", b"\r")):
+        tracker = load_tracker()
+        tracker.feed(block, 1_800_000_000.0)
+        tracker.view(1_800_000_010.0)
