@@ -53,6 +53,7 @@ def _parser(verb: str | None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code (docs/cli.md)."""
+    _open_streams()
     args_list = list(sys.argv[1:] if argv is None else argv)
     first = args_list[0] if args_list else "dashboard"
     if first in ("-V", "--version"):
@@ -105,6 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("  check the disk and the permissions; K2TUI_HOME sets another state folder", file=sys.stderr)
         _forget_stdout()
         return 1
+
+
+def _open_streams() -> None:
+    """A stream that the caller closed is /dev/null: what reads it sees its end, what writes it is not heard."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
 
 
 def _forget_stdout() -> None:

@@ -66,3 +66,11 @@ def test_every_verb_stands_in_the_docs() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
     missing = [name for name in verb_names() if f"`{name}" not in text and f"k2tui {name}" not in text]
     assert missing == []
+
+
+@pytest.mark.parametrize("command", ["status", "jobs list", "dashboard --plain", "diagnose -", "board list"])
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_error(command: str, closed: str) -> None:
+    run = subprocess.run(["bash", "-c", f"'{sys.executable}' -m k2tui {command} {closed}"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert run.returncode == (4 if "diagnose" in command else 0), run.stderr
+    assert "Traceback" not in run.stderr

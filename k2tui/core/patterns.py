@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
-
 BIGGEST = 10**15
 
 
