@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, cast
 
 from k2tui import paths
 from k2tui.errors import UsageError
+from k2tui.parsing import ParseError, parse_toml
 
 
 @dataclass(frozen=True)
@@ -274,12 +274,12 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     except OSError as err:
         raise UsageError(f"{path}: {err.strerror or err}", "check the path and its permissions")
     try:
-        return tomllib.loads(text), text
-    except tomllib.TOMLDecodeError as err:
+        return parse_toml(text), text
+    except ParseError as err:
         hint = "fix that line; nothing was changed"
         if "Cannot overwrite" in str(err) or "Cannot declare" in str(err):
             hint += '; `profile` is the table of profiles, default_profile = "NAME" sets the default one'
-        raise UsageError(f"{path}: not valid TOML: {err}", hint)
+        raise UsageError(err.at(str(path)), hint)
 
 
 def _files(explicit: str | None) -> list[Path]:

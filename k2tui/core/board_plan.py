@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from k2tui.core.board import PRIORITIES, Task, TaskStatus
 from k2tui.errors import K2Error, UsageError
+from k2tui.parsing import ParseError, parse_json, parse_toml
 
 FORMATS = ("json", "markdown", "toml")
 FIELDS = ("content", "status", "priority", "note", "stage", "job_id", "depends", "reported")
@@ -129,11 +130,9 @@ def _load_json(text: str) -> tuple[Any, list[dict[str, Any]]]:
     """The document and its list of tasks (the very objects in it)."""
     value: Any = None
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as err:
-        raise PlanError(f"not valid JSON: {err.msg} (column {err.colno})", err.lineno)
-    except RecursionError:
-        raise PlanError("JSON nested too deeply")
+        value = parse_json(text)
+    except ParseError as err:
+        raise PlanError(err.message, err.line)
     items: Any = value
     if isinstance(value, dict):
         table = cast("dict[str, Any]", value)
@@ -186,7 +185,10 @@ def _dump_json(value: Any, like: str) -> str:
         indent = 0
     elif not like.strip():
         indent = 2
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    try:
+        text = json.dumps(value, ensure_ascii=False, indent=indent)
+    except RecursionError:
+        raise PlanError(_BY_HAND)
     return text + ("\n" if like.endswith("\n") or not like.strip() else "")
 
 
@@ -238,7 +240,7 @@ def _facts(rest: str) -> tuple[str, dict[str, str]]:
         value = pair[2]
         if value.startswith('"'):
             try:
-                value = str(json.loads(value))
+                value = str(parse_json(value))
             except ValueError:
                 value = value.strip('"')
         facts[pair[1]] = value
@@ -322,13 +324,10 @@ def _md_value(value: str) -> str:
 
 
 def _toml_tasks(text: str) -> tuple[list[Task], str]:
-    import tomllib
-
     try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        m = re.search(r"line (\d+)", str(err))
-        raise PlanError(f"not valid TOML: {err}", int(m[1]) if m else 0)
+        raw = parse_toml(text)
+    except ParseError as err:
+        raise PlanError(err.message, err.line)
     items = raw.get("task", [])
     if not isinstance(items, list):
         raise PlanError("tasks are written as [[task]] tables")

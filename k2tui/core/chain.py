@@ -11,12 +11,12 @@ import hashlib
 import json
 import math
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from k2tui.errors import UsageError
+from k2tui.parsing import ParseError, parse_toml
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
@@ -141,9 +141,9 @@ def _texts(value: Any, where: str, key: str) -> tuple[str, ...]:
 def parse_chain(text: str, where: str) -> Chain:
     """A chain from its TOML. Raises UsageError naming file, line and key."""
     try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        raise UsageError(f"{where}: not valid TOML: {err}", "fix that line")
+        raw = parse_toml(text)
+    except ParseError as err:
+        raise UsageError(err.at(where), "fix that line")
     unknown = sorted(set(raw) - {"name", "defaults", "step"})
     if unknown:
         near = difflib.get_close_matches(unknown[0], ["name", "defaults", "step"], n=1)

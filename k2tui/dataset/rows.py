@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from k2tui.errors import K2Error
+from k2tui.parsing import ParseError, parse_json
 
 KEYS = (
     "input_ids",
@@ -89,9 +90,12 @@ def make_row(
 def parse_row(line: bytes | str, where: str) -> Row:
     """Raises K2Error naming the place, the key and what is wrong."""
     try:
-        raw = json.loads(line)
-    except ValueError as err:
-        raise K2Error(f"{where}: not JSON: {err}", "`k2tui data check` names every bad line")
+        raw = parse_json(line)
+    except ParseError as err:
+        raise K2Error(
+            f"{where}: not JSON: {err.message.removeprefix('not valid JSON: ')}",
+            "`k2tui data check` names every bad line",
+        )
     if not isinstance(raw, dict):
         raise K2Error(f"{where}: not a JSON object")
     problem = problem_of(raw)

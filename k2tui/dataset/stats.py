@@ -12,6 +12,7 @@ from pathlib import Path
 
 from k2tui.dataset.rows import KEYS, RowFile, hash_ids, problem_of
 from k2tui.errors import K2Error, UsageError
+from k2tui.parsing import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def summarize(path: Path, bins: int = 12) -> Summary:
     lengths = [h.seq_len for h in heads]
     keys: tuple[str, ...] = ()
     if len(rows):
-        raw = json.loads(rows.line(0))
+        raw = parse_json(rows.line(0))
         keys = tuple(raw) if isinstance(raw, dict) else ()
     return Summary(
         path=str(path),
@@ -101,10 +102,10 @@ def check_rows(path: Path, vocab_size: int | None = None, limit: int = 1000) -> 
     seen: dict[str, int] = {}
     for number in range(len(rows)):
         try:
-            raw = json.loads(rows.line(number))
+            raw = parse_json(rows.line(number))
             problem = problem_of(raw, vocab_size) if isinstance(raw, dict) else "not a JSON object"
         except ValueError as err:
-            raw, problem = {}, f"not JSON: {err}"
+            raw, problem = {}, f"not JSON: {str(err).removeprefix('not valid JSON: ')}"
         if problem:
             problems.append(f"{rows.where(number)}: {problem}")
             if len(problems) >= limit:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import time
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from k2tui import paths
 from k2tui.core.tuning import Space, Trial, TuneStep, TuneView, parse_space, trial_from_json, trial_to_json
 from k2tui.errors import UsageError
 from k2tui.files import write_whole
+from k2tui.parsing import ParseError, parse_json, parse_toml
 
 
 def root() -> Path:
@@ -31,15 +31,15 @@ def read_space(path: Path) -> Space:
     """A space file. Raises UsageError naming the file and line."""
     try:
         text = path.read_text(encoding="utf-8")
-        raw = tomllib.loads(text)
+        raw = parse_toml(text)
     except FileNotFoundError:
         raise UsageError(
             f"no file {path}", "give a space.toml: docs/tune.md shows one, asset:tune-tiny is shipped"
         ) from None
     except (OSError, UnicodeDecodeError) as err:
         raise UsageError(f"{path}: {err}", "check the path and its permissions") from None
-    except tomllib.TOMLDecodeError as err:
-        raise UsageError(f"{path}: not valid TOML: {err}", "fix that line") from None
+    except ParseError as err:
+        raise UsageError(err.at(str(path)), "fix that line") from None
     lines = {
         line.split("=", 1)[0].strip(): number
         for number, line in enumerate(text.splitlines(), 1)
@@ -126,7 +126,7 @@ class TuneFolder:
     def now(self) -> tuple[TuneStep | None, str]:
         """(what the tuner does, its job id); (None, "") between runs."""
         try:
-            raw = json.loads((self.path / "now.json").read_bytes())
+            raw = parse_json((self.path / "now.json").read_bytes())
             setting = trial_from_json({"setting": raw["setting"]}).setting
             step = TuneStep(
                 setting,
@@ -137,7 +137,7 @@ class TuneFolder:
                 int(raw["left"]),
             )
             return step, str(raw["job_id"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None, ""
 
     def set_now(self, step: TuneStep | None, job_id: str = "") -> None:
@@ -161,8 +161,8 @@ class TuneFolder:
             return []
         for line in data.split(b"\n"):
             try:
-                trial = trial_from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError):
+                trial = trial_from_json(parse_json(line))
+            except (ValueError, KeyError, TypeError, OverflowError):
                 continue
             found[trial.key] = trial
         return list(found.values())
