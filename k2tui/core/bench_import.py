@@ -5,8 +5,9 @@ What each tool means by its figures, and which of them are wrong when: docs/benc
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -47,26 +48,76 @@ def number(value: Any) -> float | None:
 
 def parse(text: str, where: str) -> list[Imported]:
     """Every run in a file: JSON, or one JSON object a line. Raises UsageError naming file and line."""
-    try:
-        whole: Any = json.loads(text)
-    except ValueError:
-        whole = None
+    whole: Any = None
+    with contextlib.suppress(ValueError, RecursionError):  # then line by line, which knows the line
+        whole = json.loads(text)
     found: list[Imported] = []
     if whole is not None:
         items: list[Any] = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
         for n, item in enumerate(items, 1):
-            found += _one(mapping(item), f"{where} item {n}")
-        return found
-    for n, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except ValueError as err:
-            raise UsageError(f"{where}:{n}: not JSON ({err})", "a cut-off last line can be removed") from None
-        found += _one(mapping(item), f"{where}:{n}")
+            found += _checked(mapping(item), f"{where} item {n}")
+    else:
+        for n, line in enumerate(text.splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                item = json.loads(line)
+            except json.JSONDecodeError as err:
+                raise UsageError(
+                    f"{where}:{n}: not JSON ({err})", "a cut-off last line can be removed"
+                ) from None
+            except ValueError:  # Python's limit on the digits of a number
+                raise UsageError(f"{where}:{n}: a number of more than 4300 digits") from None
+            except RecursionError:
+                raise UsageError(f"{where}:{n}: nested too deeply") from None
+            found += _checked(mapping(item), f"{where}:{n}")
     if not found:
         raise UsageError(f"{where} holds no result")
+    return found
+
+
+_COUNTS = ("requests", "completed", "errors")  # how many, not how fast
+_MOST = 2**63 - 1  # SQLite's largest whole number
+
+
+def _leaves(row: Any) -> Iterator[tuple[str, Any]]:
+    """(key with the keys above it, value) of every value in a JSON object."""
+    todo: list[tuple[str, Any]] = [("", row)]
+    while todo:
+        key, value = todo.pop()
+        if isinstance(value, dict):
+            todo += [(f"{key}.{k}" if key else k, v) for k, v in cast("dict[str, Any]", value).items()]
+        elif isinstance(value, list):
+            todo += [(f"{key}[{n}]", v) for n, v in enumerate(cast("list[Any]", value))]
+        else:
+            yield key, value
+
+
+def _checked(row: dict[str, Any], where: str) -> list[Imported]:
+    """The runs of one object. Raises UsageError naming the key of a figure that cannot be one, and for a run without figures."""
+    for key, value in _leaves(row):
+        if isinstance(value, int) and abs(value) > 10**100:
+            raise UsageError(f"{where}: {key} is a number of {len(str(abs(value)))} digits")
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            raise UsageError(f"{where}: {key} is no text (half of a surrogate pair)")
+    found = _one(row, where)
+    for one in found:
+        values = [(f"{m.name.rpartition('.')[0]} {m.stat}", m.value) for m in one.metrics]
+        values += [
+            ("concurrency", one.concurrency),
+            ("request rate", one.rate),
+            ("requests", one.num_requests),
+        ]
+        values.append(("tp", one.server.get("tp")))
+        for name, value in values:
+            if value is not None and not 0 <= value <= _MOST:
+                key = next((k for k, v in _leaves(row) if number(v) == float(value)), name)
+                raise UsageError(f"{where}: {key} is {value:g}: {'below 0' if value < 0 else 'too large'}")
+        if all(m.name.rpartition(".")[0] in _COUNTS for m in one.metrics):
+            told = f" of {one.label!r}" if one.label else ""
+            raise UsageError(
+                f"{where}: the run{told} has no figure", "a run needs a speed, a time or an acceptance"
+            )
     return found
 
 
@@ -191,6 +242,7 @@ def _sglang(row: dict[str, Any]) -> Imported:
     info = mapping(row.get("server_info"))
     model = str(info.get("served_model_name") or info.get("model_path") or "")
     concurrency, rate, shape = _loads(row)
+    tp = info.get("tp_size")
     i, o = row.get("random_input_len"), row.get("random_output_len")
     name = str(row.get("dataset_name") or "")
     title = f"random in {i} out {o}" if name.startswith("random") else name
@@ -212,7 +264,7 @@ def _sglang(row: dict[str, Any]) -> Imported:
         num_requests=int(number(row.get("num_prompts")) or completed),
         server={
             "fp": fingerprint({"imported": True, "model": model, "version": info.get("version"), "tp": info.get("tp_size")}),
-            "engine": "sglang", "version": str(info.get("version") or ""), "model": model, "tp": info.get("tp_size"),
+            "engine": "sglang", "version": str(info.get("version") or ""), "model": model, "tp": tp if type(tp) is int else None,
             "args": {k: args[k] for k in sorted(args)[:400]},
         },
         workload=_workload("sglang.bench_serving", title, params, {"sglang-oai-chat": "chat", "sglang-oai": "completions"}.get(backend, "generate")),
@@ -440,6 +492,8 @@ def _typed(row: dict[str, Any], workload: dict[str, Any], where: str) -> Importe
             and rest.endswith("_ms")
             and rest[:-3] in ("mean", "p50", "p90", "p95", "p99")
         ):
+            if number(value) is None:
+                raise UsageError(f"{where}: {key} must be a number, not {value!r}")
             f.put(name, value, "ms", rest[:-3])
         elif key not in words:
             raise UsageError(
@@ -452,6 +506,11 @@ def _typed(row: dict[str, Any], workload: dict[str, Any], where: str) -> Importe
         f.put("tpot", 1000 / speed, "ms", "p50")
     title = str(workload.get("title") or "typed")
     server = {k: row.get(k) for k in ("engine", "version", "model", "tp") if row.get(k) is not None}
+    for key, value in server.items():
+        if type(value) is not (int if key == "tp" else str):
+            raise UsageError(
+                f"{where}: {key} must be {'a whole number' if key == 'tp' else 'a text'}, not {value!r}"
+            )
     flags = [str(row["note"])] if row.get("note") else []
     rate, most = number(row.get("request_rate")), row.get("concurrency")
     return Imported(

@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "import", help="take over results of sglang, vllm, guidellm, aiperf, or a typed table"
     )
     import_.add_argument(
-        "files", nargs="+", metavar="FILE", help="JSON or JSONL; 'story' = the example that k2tui ships"
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="JSON or JSONL; - = standard input; 'story' = the example that k2tui ships",
     )
     import_.add_argument("--label", default="", help="label of what is imported (default: the file's own)")
     export = actions.add_parser("export", help="runs as sglang JSONL, CSV, Markdown or JSON")
@@ -275,6 +278,7 @@ def _sorted(rows: list[Any], key: str) -> list[Any]:
 
 
 def _import(args: argparse.Namespace) -> int:
+    import stat
     import time
 
     from k2tui import paths
@@ -286,7 +290,12 @@ def _import(args: argparse.Namespace) -> int:
     for name in args.files:
         path = paths.assets_dir() / "bench" / "story.json" if name == "story" else Path(name)
         try:
-            text = path.read_text(encoding="utf-8")
+            if name == "-":
+                text = sys.stdin.buffer.read().decode("utf-8")
+            elif stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode):
+                text = path.read_text(encoding="utf-8")
+            else:
+                raise UsageError(f"{path} is no regular file", "give a file, or - for standard input")
         except OSError as err:
             raise UsageError(f"{path}: {err.strerror}") from None
         except UnicodeDecodeError:

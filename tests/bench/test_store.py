@@ -433,3 +433,44 @@ def test_an_empty_text_names_no_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     for words in (["tune", "show", ""], ["up", "", "--dry-run"]):
         assert main(words) == 2
         assert "an empty text names no" in capsys.readouterr().err
+
+
+BASE = {"duration": 10.0, "completed": 4, "total_output_tokens": 100, "dataset_name": "random"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (json.dumps({**BASE, "duration": 10**400}), "duration is a number of 401 digits"),
+        (json.dumps({**BASE, "max_concurrency": 10**30}), "max_concurrency is 1e+30: too large"),
+        (json.dumps(BASE) + "\n" + json.dumps({**BASE, "completed": -4}), ":2: completed is -4: below 0"),
+        (json.dumps({**BASE, "mean_ttft_ms": -1.5}), "mean_ttft_ms is -1.5: below 0"),
+        (json.dumps({**BASE, "tag": "\ud800"}), "tag is no text"),
+        ("[" * 100_000, ":1: nested too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", ":1: a number of more than 4300 digits"),
+        ("[]", "holds no result"),
+        ('{"format": "k2tui-table", "runs": []}', "holds no result"),
+        ('{"format": "k2tui-table", "runs": [{"label": "x", "requests": 4}]}', "'x' has no figure"),
+        ('{"format": "k2tui-table", "runs": [{"tok_s_user": 3, "ttft_p50_ms": "q"}]}', "ttft_p50_ms must be a number"),
+        ('{"format": "k2tui-table", "runs": [{"tok_s_user": 3, "model": []}]}', "model must be a text"),
+    ],
+)  # fmt: skip
+def test_what_is_no_result_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
+    file, store = tmp_path / "x.jsonl", tmp_path / "r.db"
+    file.write_text(text)
+    with pytest.raises(UsageError) as told:
+        parse(text, str(file))
+    assert words in told.value.message and str(file) in told.value.message
+    assert main(["bench", "import", str(file), "--db", str(store)]) == 2
+    assert not store.exists()
+
+
+def test_import_reads_files_and_standard_input_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in (str(tmp_path / "pipe"), "/dev/zero", str(tmp_path)):
+        assert main(["bench", "import", name, "--db", str(tmp_path / "r.db")]) == 2
+    done = subprocess.run(
+        [sys.executable, "-m", "k2tui", "bench", "import", "-", "--db", str(tmp_path / "r.db")],
+        input=json.dumps(BASE), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and "imported 1 run" in done.stdout, done.stderr
