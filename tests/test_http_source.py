@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from k2tui.cli import main
 from k2tui.core.server import HttpStatus
 from k2tui.sources.http import HttpPoller, ServerProbe, get
 
@@ -115,3 +118,52 @@ def test_poller_sees_the_start_through_and_asks_health_seldom_after(server: Serv
         until(lambda s: bool(s.error))
     finally:
         poller.stop()
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-A: ", b""])
+def test_a_server_that_drips_is_left(head: bytes) -> None:
+    """A byte at a time, for ever: no single read ever times out."""
+    over = threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    def drip(conn: socket.socket) -> None:
+        with contextlib.suppress(OSError), conn:
+            conn.sendall(head)
+            while not over.wait(0.05):
+                conn.sendall(b"1")
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    found: list[HttpStatus] = []
+    asking = threading.Thread(target=lambda: found.append(ServerProbe(url, 0.5).poll(1.0)), daemon=True)
+    asking.start()
+    try:
+        asking.join(60)
+        assert found and found[0].model_path is None and "no whole answer in 0.5 s" in found[0].error
+        assert main(["watch", url, "--once"]) == 3
+    finally:
+        over.set()
+        listener.close()
+
+
+def test_numbers_that_no_float_holds_and_endless_bodies(server: Server) -> None:
+    huge = b'{"loads": [{"num_running_reqs": 1' + b"0" * 400 + b', "num_waiting_reqs": Infinity, "token_usage": NaN}]}'
+    server.answers = {"/model_info": (200, INFO), "/v1/loads": (200, huge)}
+    status = ServerProbe(server.url).poll(1.0)
+    assert status.model_path == "/m" and status.num_running_reqs is None and status.num_queue_reqs is None and status.token_usage is None
+    server.answers = {"/model_info": (200, b" " * (5 << 20))}
+    assert "more than 4 MiB" in ServerProbe(server.url).poll(1.0).error
+
+
+def test_watch_once_says_when_nothing_answers(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert main(["watch", f"http://127.0.0.1:{port}", "--once"]) == 3
+    assert "refused" in capsys.readouterr().out
+    server.answers = {"/model_info": (200, INFO), "/server_info": (200, {"version": "0.5.23"}), "/v1/loads": (200, LOADS), "/health": (200, {})}
+    assert main(["watch", server.url, "--once", "--json"]) == 0

@@ -7,8 +7,11 @@ dashboard's first paint wait for it. Polls are few on purpose: each one is a lin
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,17 +25,31 @@ _LIMIT = 4 << 20  # a body over 4 MiB is not an answer to these questions
 
 
 def get(url: str, path: str, timeout_s: float = 2.0) -> tuple[int | None, Any, str]:
-    """(HTTP status or None, JSON or text, error in words). Never raises for anything that a server can do."""
+    """(HTTP status or None, JSON or text, error in words). Never raises for anything that a server can do.
+
+    timeout_s is for the whole answer: a server that sends a byte now and then does not hold anybody.
+    """
     parts = urlsplit(url)
     cls = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
         conn = cls(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
     except (http.client.InvalidURL, ValueError) as err:
         return None, None, f"bad URL: {err}"
+    late = threading.Event()
+    clock: threading.Timer | None = None
     try:
+        until = time.monotonic() + timeout_s
+        conn.connect()
+        clock = threading.Timer(max(0.0, until - time.monotonic()), _hang_up, (conn.sock, late))
+        clock.daemon = True
+        clock.start()
         conn.request("GET", parts.path.rstrip("/") + path, headers={"Accept": "application/json", "User-Agent": "k2tui"})
         reply = conn.getresponse()
-        body = reply.read(_LIMIT)
+        body = reply.read(_LIMIT + 1)
+        if late.is_set():  # what came until then is a part
+            return None, None, f"no whole answer in {timeout_s:.2g} s"
+        if len(body) > _LIMIT:
+            return None, None, f"{path} answers with more than {_LIMIT >> 20} MiB"
         try:
             return reply.status, json.loads(body) if body else None, ""
         except (ValueError, RecursionError):
@@ -40,11 +57,22 @@ def get(url: str, path: str, timeout_s: float = 2.0) -> tuple[int | None, Any, s
     except ConnectionRefusedError:
         return None, None, "connection refused"
     except TimeoutError:
-        return None, None, f"no answer in {timeout_s:g} s"
-    except (OSError, http.client.HTTPException) as err:
-        return None, None, str(err) or type(err).__name__
+        return None, None, f"no answer in {timeout_s:.2g} s"
+    except UnicodeError:
+        return None, None, "bad URL: not the name of a machine"
+    except (OSError, http.client.HTTPException, ValueError) as err:
+        return None, None, f"no whole answer in {timeout_s:.2g} s" if late.is_set() else str(err) or type(err).__name__
     finally:
+        if clock is not None:
+            clock.cancel()
         conn.close()
+
+
+def _hang_up(sock: socket.socket, late: threading.Event) -> None:
+    """End whatever waits on this connection, from another thread. TLS is left out: its shutdown would wait for an answer."""
+    late.set()
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _dict(value: Any) -> Mapping[str, Any]:
@@ -56,7 +84,13 @@ def _list(value: Any) -> list[Any]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A finite number, else None (JSON may hold Infinity, and whole numbers that no float holds)."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def _whole(value: Any) -> int | None:
@@ -77,13 +111,17 @@ class ServerProbe:
     def __init__(self, url: str, timeout_s: float = 2.0) -> None:
         self.url = url
         self._timeout_s = timeout_s
+        self._until = 0.0  # monotonic: when the poll that goes on must have ended
         self._missing: set[str] = set()
         self._known: HttpStatus | None = None  # model facts: asked until they are there
 
     def _ask(self, path: str) -> tuple[int | None, Any, str]:
         if path in self._missing:
             return 404, None, ""
-        status, body, error = get(self.url, path, self._timeout_s)
+        left = self._until - time.monotonic()
+        if left <= 0:
+            return None, None, f"no whole answer in {2 * self._timeout_s:g} s"
+        status, body, error = get(self.url, path, min(self._timeout_s, left))
         if status in (404, 405, 501):
             self._missing.add(path)
         return status, body, error
@@ -94,7 +132,8 @@ class ServerProbe:
         self._known = None
 
     def poll(self, now_s: float) -> HttpStatus:
-        """Model facts (until known) and load facts. error says in words why nothing answered."""
+        """Model facts (until known) and load facts, in twice timeout_s at most. error says in words why nothing answered."""
+        self._until = time.monotonic() + 2 * self._timeout_s
         # a release without /v1/loads is asked for its facts anew each time: else nobody would notice that it has gone
         fresh = self._known is None or "/v1/loads" in self._missing
         status = self._model(now_s) if fresh or self._known is None else replace(self._known, checked_s=now_s, error="")

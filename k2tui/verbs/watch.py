@@ -128,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
         if args.once:
             if spool is not None:
                 spool.wait(10.0)
+            from k2tui.core.load import State
             from k2tui.servers import look_once
             from k2tui.verbs.up import describe
 
@@ -143,6 +144,8 @@ def run(args: argparse.Namespace) -> int:
                     print(f"line {view.load.proof_line_no}: {clean(view.load.proof_line)}")
                 if view.load.hint:
                     print(clean(view.load.hint))
+            if args.what.startswith(("http://", "https://")) and view.load.state not in (State.READY, State.DEGRADED):
+                return 3
             return 0
         if spool is not None and not sys.stdin.isatty():
             try:
