@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
@@ -117,17 +117,21 @@ class Decision:
 # ---- reading
 
 
-def _line_of(text: str, number: int, key: str = "") -> int:
+def _heads(lines: Sequence[str]) -> list[int]:
+    """Lines of the [[step]] heads, 1-based."""
+    return [n for n, line in enumerate(lines, 1) if re.match(r"\s*\[\[\s*step\s*\]\]", line)]
+
+
+def _line_of(lines: Sequence[str], heads: Sequence[int], number: int, key: str = "") -> int:
     """Line of the number-th [[step]] (from 0), or of a key in it; 0 when not found."""
-    seen = -1
-    for n, line in enumerate(text.splitlines(), 1):
-        if re.match(r"\s*\[\[\s*step\s*\]\]", line):
-            seen += 1
-            if seen == number and not key:
-                return n
-        elif seen == number and key and re.match(rf"\s*(\[step\.)?{re.escape(key)}\b", line):
-            return n
-    return 0
+    if number >= len(heads):
+        return 0
+    first = heads[number]
+    if not key:
+        return first
+    last = heads[number + 1] - 1 if number + 1 < len(heads) else len(lines)
+    wanted = re.compile(rf"\s*(\[step\.)?{re.escape(key)}\b")
+    return next((n for n in range(first + 1, last + 1) if wanted.match(lines[n - 1])), 0)
 
 
 def _texts(value: Any, where: str, key: str) -> tuple[str, ...]:
@@ -161,8 +165,10 @@ def parse_chain(text: str, where: str) -> Chain:
         )
     steps: list[Step] = []
     known = {f.name for f in fields(Step)}
+    lines = text.splitlines()
+    heads = _heads(lines)
     for number, item in enumerate(cast("list[Any]", items)):
-        here = f"{where}:{_line_of(text, number)}"
+        here = f"{where}:{_line_of(lines, heads, number)}"
         if not isinstance(item, dict):
             raise UsageError(f"{here}: steps are written as [[step]] tables")
         table = cast("dict[str, Any]", item)
@@ -170,14 +176,14 @@ def parse_chain(text: str, where: str) -> Chain:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 raise UsageError(
-                    f"{where}:{_line_of(text, number, key)}: unknown key {key!r}"
+                    f"{where}:{_line_of(lines, heads, number, key)}: unknown key {key!r}"
                     + (f"; did you mean {near[0]!r}?" if near else ""),
                     "known keys: " + ", ".join(sorted(known)),
                 )
         steps.append(_step(table, here, steps[-1].name if steps else ""))
     names = [s.name for s in steps]
     for number, step in enumerate(steps):
-        here = f"{where}:{_line_of(text, number)}"
+        here = f"{where}:{_line_of(lines, heads, number)}"
         if names.index(step.name) != number:
             raise UsageError(f"{here}: two steps are called {step.name!r}", "give one of them another name")
         for other in (*step.needs, *((step.until,) if step.until else ())):
@@ -186,6 +192,25 @@ def parse_chain(text: str, where: str) -> Chain:
                 raise UsageError(
                     f"{here}: step {step.name!r} names {other!r}, which does not exist"
                     + (f"; did you mean {near[0]!r}?" if near else "")
+                )
+    every = set(names)
+    for number, step in enumerate(steps):
+        for key in ("argv", "params", "inputs", "outputs"):
+            hole = next(
+                (
+                    h
+                    for h in _holes_in(getattr(step, key))
+                    if not _is_hole_known(h[0], every, is_program=h[1])
+                ),
+                None,
+            )
+            if hole is not None:
+                forms = [*_OWN_HOLES, *(f"{n}.{k}" for n in names for k in ("out", "id", "url"))]
+                near = difflib.get_close_matches(hole[0], forms, n=1)
+                raise UsageError(
+                    f"{where}:{_line_of(lines, heads, number, key)}: step {step.name!r}: {key}: {{{hole[0]}}} is not known"
+                    + (f"; did you mean {{{near[0]}}}?" if near else ""),
+                    "placeholders: {out} {id} {run} {assets} {python} {STEP.out} {STEP.id} {STEP.url} {STEP.result.KEY}",
                 )
     return Chain(name, tuple(_sorted(steps, where)), cast("dict[str, Any]", defaults), where)
 
@@ -198,7 +223,15 @@ def _step(raw: Mapping[str, Any], here: str, previous: str) -> Step:
     stage = raw.get("stage", "" if raw.get("argv") else name)
     if not isinstance(stage, str):
         raise UsageError(f"{here}: stage must be a text")
-    argv = _texts(raw.get("argv", []), here, "argv")
+    words: Any = raw.get("argv")
+    if words is not None and (not isinstance(words, list) or not words):
+        raise UsageError(
+            f"{here}: argv must be a list of words, not {words!r}",
+            'argv = ["PROGRAM", "WORD", ...]: no shell reads it',
+        )
+    argv = _texts(words or [], here, "argv")
+    if argv and not argv[0].strip():
+        raise UsageError(f"{here}: argv's first word is empty", "give the program's name")
     if stage and argv:
         raise UsageError(f"{here}: give a stage or an argv, not both")
     params = raw.get("params", {})
@@ -246,15 +279,17 @@ def _step(raw: Mapping[str, Any], here: str, previous: str) -> Step:
 def _sorted(steps: Sequence[Step], where: str) -> list[Step]:
     """The written order, but each step after what it needs. Raises UsageError for a circle."""
     done: list[Step] = []
+    names: set[str] = set()
     left = list(steps)
     while left:
-        ready = next((s for s in left if all(n in {d.name for d in done} for n in s.needs)), None)
+        ready = next((s for s in left if names.issuperset(s.needs)), None)
         if ready is None:
             raise UsageError(
                 f"{where}: these steps need each other in a circle: " + ", ".join(s.name for s in left)
             )
         left.remove(ready)
         done.append(ready)
+        names.add(ready.name)
     return done
 
 
@@ -373,6 +408,31 @@ def gate_unmet(text: str, result: Mapping[str, Any]) -> str:
 # ---- templates
 
 _HOLE = re.compile(r"\{([a-z][a-z0-9_-]*(?:\.[\w-]+)*)\}")
+
+_OWN_HOLES = ("out", "id", "run", "assets", "python")
+
+
+def _holes_in(value: Any) -> Iterator[tuple[str, bool]]:
+    """(name, stands in a small program) of every {hole} of a value. A text with white space, quotes or brackets is a program."""
+    if isinstance(value, str):
+        is_program = re.search(r"[\s'\"()\[\]]", value) is not None
+        yield from ((m[1], is_program) for m in _HOLE.finditer(value))
+    elif isinstance(value, Mapping):
+        for item in cast("Mapping[Any, Any]", value).values():
+            yield from _holes_in(item)
+    elif isinstance(value, list | tuple):
+        for item in cast("Sequence[Any]", value):
+            yield from _holes_in(item)
+
+
+def _is_hole_known(name: str, steps: Set[str], *, is_program: bool) -> bool:
+    """Whether `fill` can fill it, now or after the steps before. A program's own braces ({n}, {x.y}) are its own."""
+    owner, is_dotted, rest = name.partition(".")
+    if not is_dotted:
+        return name in _OWN_HOLES or is_program
+    if owner not in steps:
+        return is_program
+    return rest in ("out", "id", "url") or rest.startswith("result.")
 
 
 _NOTHING = object()

@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import re
+import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -75,6 +77,10 @@ def load_chain(path: Path | str | None = None) -> Chain:
         else Path(path).expanduser()
     )
     try:
+        if not stat.S_ISREG(where.stat().st_mode) and not where.is_dir():
+            raise UsageError(
+                f"{where} is no regular file (a pipe or a device)", "give the path of a TOML file"
+            )
         text = where.read_text(encoding="utf-8")
     except UnicodeDecodeError as err:
         raise UsageError(f"{where}: not UTF-8 text (byte {err.start})")
@@ -98,6 +104,8 @@ def signature(path: str) -> str:
                     )
             return "folder:" + digest.hexdigest()[:32]
         facts = where.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            return "none: no regular file"  # a pipe or a device may never end
         if facts.st_size > WHOLE_B:
             return f"file:{facts.st_size}:{facts.st_mtime_ns}"
         return "sha256:" + hashlib.sha256(where.read_bytes()).hexdigest()[:32]
@@ -138,11 +146,21 @@ def open_run(
     missing = [s for s in chain.steps if s.stage and s.stage not in there]
     for step in missing:
         if not step.optional:
-            stages.get(step.stage)  # raises, naming the known ones
+            with _named(chain, step):
+                stages.get(step.stage)  # raises, naming the known ones
         tell(f"{step.name}: left out, there is no stage {step.stage} here yet")
     if missing:
         chain = without(chain, {s.name for s in missing})
     return ChainRun(config, chain, tell)
+
+
+@contextmanager
+def _named(chain: Chain, step: Step) -> Generator[None]:
+    """What is wrong with a step is told with the pipeline's file and the step's name."""
+    try:
+        yield
+    except UsageError as err:
+        raise UsageError(f"{chain.path or chain.name}: step {step.name!r}: {err.message}", err.hint) from None
 
 
 class ChainRun:
@@ -156,9 +174,18 @@ class ChainRun:
         self.records = {s.name: r for s in chain.steps if (r := self._read_record(s.name)) is not None}
         self.servers = {s.name for s in chain.steps if self._kind(s) == "server"}
         self.prints: dict[str, str] = {}
+        self._outs: dict[str, str] = {}  # {STEP.out} and {STEP.id} of all steps
+        self._made: list[str] = []  # the steps' own folders
+        self._results: dict[str, tuple[Record, dict[str, Any]]] = {}  # what a record fills holes with
+        models: dict[str, str] = {}
         for step in chain.steps:
             needed = [self.prints[n] for n in step.needs]
-            self.prints[step.name] = fingerprint(step, chain.defaults, self._facts(step), needed)
+            with _named(chain, step):
+                facts = self._facts(step, models)
+            self.prints[step.name] = fingerprint(step, chain.defaults, facts, needed)
+            self._made.append(str(self.out_of(step.name)))
+            self._outs[f"{step.name}.out"] = self._made[-1]
+            self._outs[f"{step.name}.id"] = self.prints[step.name][:6]
         self._live: dict[str, str] = {}  # server step -> job id, started (or found) by this run
         self._found: set[str] = set()  # servers that ran before: not stopped by this run
         self._urls: dict[str, str] = {}
@@ -175,7 +202,8 @@ class ChainRun:
             return step.kind or "task"
         return "server" if step.stage == "serve" else "task"
 
-    def _facts(self, step: Step) -> dict[str, Any]:
+    def _facts(self, step: Step, models: dict[str, str]) -> dict[str, Any]:
+        """What decides a step's result beside its parameters. models: signatures that are known already, added to."""
         facts: dict[str, Any] = {}
         if step.stage:
             params = {**self.chain.defaults, **step.params}
@@ -190,11 +218,19 @@ class ChainRun:
                     f.name: getattr(profile, f.name) for f in fields(profile) if f.name != "description"
                 }
                 if profile.model:
-                    facts["model"] = signature(self._asset(profile.model))
+                    if profile.model not in models:
+                        models[profile.model] = signature(self._asset(profile.model))
+                    facts["model"] = models[profile.model]
         known = self._known(step, outs_only=True)
         for path in step.inputs:
             filled = str(fill(path, known, strict=False))
             if not filled.startswith("{"):
+                where = os.path.expanduser(filled)
+                if os.path.exists(where) and not os.path.isfile(where) and not os.path.isdir(where):
+                    raise UsageError(
+                        f"its input {filled} is no regular file (a pipe or a device)",
+                        "give a file or a folder",
+                    )
                 facts[f"input {path}"] = signature(filled)
         return facts
 
@@ -211,18 +247,15 @@ class ChainRun:
             "run": str(self.root),
             "python": sys.executable,
             "assets": str(paths.assets_dir()),
+            **self._outs,
         }
-        for other in self.chain.steps:
-            if other.name in self.prints:
-                known[f"{other.name}.out"] = str(self.out_of(other.name))
-                known[f"{other.name}.id"] = self.prints[other.name][:6]
-            if outs_only:
-                continue
-            record = self.records.get(other.name)
-            if record is not None and record.fingerprint == self.prints[other.name]:
-                known.update(holes_of(record.result, f"{other.name}.result"))
-            if other.name in self._urls:
-                known[f"{other.name}.url"] = self._urls[other.name]
+        if not outs_only:
+            for name, record in self.records.items():
+                if record.fingerprint == self.prints[name]:
+                    if name not in self._results or self._results[name][0] is not record:
+                        self._results[name] = (record, holes_of(record.result, f"{name}.result"))
+                    known.update(self._results[name][1])
+            known.update({f"{name}.url": url for name, url in self._urls.items()})
         if step.name in self.prints:
             known["out"] = str(self.out_of(step.name))
             known["id"] = self.prints[step.name][:6]
@@ -277,10 +310,11 @@ class ChainRun:
     def _missing_input(self, step: Step) -> str:
         """The first input that is not there and that no step before this one makes; "" when all are."""
         known = self._known(step, outs_only=True)
-        made = [str(self.out_of(s.name)) for s in self.chain.steps]
         for path in step.inputs:
             where = str(fill(path, known, strict=False))
-            if not os.path.exists(os.path.expanduser(where)) and not any(where.startswith(m) for m in made):
+            if not os.path.exists(os.path.expanduser(where)) and not any(
+                where.startswith(m) for m in self._made
+            ):
                 return f"its input {where} is not there (looked for in {os.getcwd()})"
         return ""
 

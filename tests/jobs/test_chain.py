@@ -49,7 +49,23 @@ PY = sys.executable
             "[[step]]\nname='a'\nargv=['x']\ngate=['result.loss is fine']",
             "gate 'result.loss is fine' is not understood",
         ),
-        ("[[step]]\nname='a'\nargv='x y'\ntimeout_s=-1", "timeout_s"),
+        ("[[step]]\nname='a'\nargv=['x']\ntimeout_s=-1", "timeout_s"),
+        ("[[step]]\nname='a'\nargv='rm -rf'", "step 'a': argv must be a list of words"),
+        ("[[step]]\nname='a'\nargv=[]", "step 'a': argv must be a list of words"),
+        ("[[step]]\nname='a'\nargv=['', 'x']", "step 'a': argv's first word is empty"),
+        (
+            "[[step]]\nname='a'\nargv=['x', '{b.result.x}']",
+            "p.toml:3: step 'a': argv: {b.result.x} is not known",
+        ),
+        ("[[step]]\nname='a'\nargv=['x', '{nope}']", "p.toml:3: step 'a': argv: {nope} is not known"),
+        (
+            "[[step]]\nname='a'\nargv=['x', '--o={a.oot}/f']",
+            "argv: {a.oot} is not known; did you mean {a.out}?",
+        ),
+        (
+            "[[step]]\nname='a'\nargv=['x']\noutputs=['{uot}/f']",
+            "p.toml:4: step 'a': outputs: {uot} is not known",
+        ),
         ("[[step]]\nname='a'\nargv=['x']\nkind='daemon'", "kind"),
     ],
 )
@@ -531,3 +547,49 @@ def test_a_long_step_tells_how_far_it_is_and_what_is_left(
     (home / "chains" / "t" / "last.json").write_text(json.dumps({**record, "took_s": 7.0}))
     said, left = one_run(True)
     assert ("slow", 47.0) in left, "its own 40 s and the 7 s that the last step took"
+
+
+def test_braces_of_a_small_program_are_its_own() -> None:
+    program = "print(f'{n} {x.y}')"
+    chain = parse_chain(
+        f"[[step]]\nname='a'\nargv=['python', '-c', \"{program}\", '{{out}}/x', '{{\"json\": 1}}']", "p.toml"
+    )
+    assert chain.steps[0].argv[2] == program
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("[[step]]\nname = 'a'\nstage = 'nothing'\n", "step 'a': unknown stage 'nothing'"),
+        (
+            "[[step]]\nname = 'a'\nstage = 'serve'\nparams = { profile = 'nothing' }\n",
+            "step 'a': no profile 'nothing'",
+        ),
+        (
+            "[[step]]\nname = 'a'\nargv = ['x']\ninputs = ['/dev/zero']\n",
+            "step 'a': its input /dev/zero is no regular file",
+        ),
+        (
+            "[[step]]\nname = 'a'\nargv = ['x']\ninputs = ['fifo']\n",
+            "step 'a': its input fifo is no regular file",
+        ),
+    ],
+)
+def test_what_a_step_names_is_told_with_file_and_step(
+    body: str, words: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    path = tmp_path / "p.toml"
+    path.write_text(body)
+    with pytest.raises(UsageError) as caught:
+        runner.open_run(config.load(), runner.load_chain(path))
+    assert caught.value.message.startswith(f"{path}: {words}")
+
+
+def test_a_pipe_or_device_is_no_pipeline_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p.toml")
+    for where in (tmp_path / "p.toml", Path("/dev/zero")):
+        with pytest.raises(UsageError, match="no regular file"):
+            runner.load_chain(where)
+    assert runner.signature("/dev/zero") == "none: no regular file"
