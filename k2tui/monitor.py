@@ -459,6 +459,10 @@ class Monitor:
         self._hurry()
         return new_id
 
+    def delete_job(self, job_id: str) -> None:
+        folder.delete(job_id)
+        self._hurry()
+
     def set_task(self, task_id: str, **changes: str) -> None:
         self._plan.set_task(task_id, **changes)
         self._board = self._plan.linked(self._jobs, self._ready)

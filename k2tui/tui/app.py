@@ -111,6 +111,7 @@ class Dashboard(QuietApp):
         self.view = View(self.snap, clock(), self.history, self.glyphs)
         self.server_key = ""
         self.gpu_sort = ""
+        self.job_filter = ""
         self.process_pick = ProcessPick()
         self.messages: list[tuple[float, str, str]] = []
         self._aim: tuple[str, str, str, float] | None = None  # a row to select on a screen that comes: mode, panel, key, until
@@ -212,7 +213,9 @@ class Dashboard(QuietApp):
         self.history.add(snap)
         deck = self.deck
         task_id = deck.selected_key("board") if deck is not None else ""
-        self.view = View(snap, self.clock(), self.history, self.glyphs, self.server_key, task_id, self.gpu_sort, process=self.process_pick)
+        self.view = View(
+            snap, self.clock(), self.history, self.glyphs, self.server_key, task_id, self.gpu_sort, process=self.process_pick, job_filter=self.job_filter
+        )
         if self._notifications and self._last_key > self._told_at:
             self.clear_notifications()  # a key after it: it was seen, and `m` keeps it
         self._note_notices(snap)
@@ -361,6 +364,7 @@ class Dashboard(QuietApp):
         event.stop()
         known: dict[str, Callable[[str], None]] = {
             "open_job_log": self.open_log,
+            "delete_job": self.delete_job,
             "open_task": self.open_task,
             "undo_task": lambda _id: self.undo_task(),
             "cycle_task": self.cycle_task,
@@ -565,6 +569,36 @@ class Dashboard(QuietApp):
         lines: list[Line] = [(Seg(title, "bold"), Seg(f"  job {job.spec.id}, {job.state.value}", "dim")), (), text_line("This command:", "dim")]
         lines += [text_line(part) for part in wrap(shell_text(mask_argv(job.spec.argv)), min(94, self.size.width * 9 // 10 - 4))]
         self.push_screen(Confirm("Start this server again?", lines, "start it"), again)
+
+    def action_filter_jobs(self) -> None:
+        deck = self.deck
+        if deck is None:
+            return
+
+        def done(text: str) -> None:
+            self.job_filter = text.strip()
+            self.draw_now()
+
+        deck.ask("show jobs with", self.job_filter, done)
+
+    def delete_job(self, job_id: str) -> None:
+        """Asked first: the log goes with it."""
+        job = next((j for j in self.snap.jobs if j.spec.id == job_id), None)
+        if job is None:
+            return
+        title = job.spec.title or job.spec.stage
+        if not job.state.is_final:
+            self.say(f"{title} is {job.state.value}: stop it first (d)", "warning")
+            return
+        from k2tui.tui.screens.dialogs import Confirm
+
+        lines: list[Line] = [(Seg(title, "bold"), Seg(f"  job {job_id}, {job.state.value}", "dim")), (), text_line("Its folder and its log are removed.")]
+
+        def delete(agreed: bool | None) -> None:
+            if agreed:
+                self.order(self.backend.delete_job, job_id, then=lambda _none: self.say(f"{title}: removed"))
+
+        self.push_screen(Confirm("Remove this job?", lines, "remove it"), delete)
 
     def _selected_job(self) -> Job | None:
         """The job in front: of the list; on the board the selected task's, on a log's screen its own."""

@@ -38,6 +38,7 @@ KEYS = (
     Key("u", "u", "", "Pipeline screen: run up to the selected step (shows the form first)", "Orders", False),
     Key("r", "r", "retry", "Retry the selected job (asks first for a server)", "Orders"),
     Key("d", "d", "stop_job", "Stop the selected job (asks first)", "Orders"),
+    Key("slash", "/", "", "Filter the jobs; D removes one that has ended (asks first)", "Orders", False),
     Key("enter", "Enter", "", "Open the selected row (a job's log, a step's log)", "Look"),
     Key("l", "l", "open_log", "The server's log; on the jobs screen the selected job's", "Look"),
     Key("p", "p", "proof", "Jump to the line that proves the diagnosis", "Look"),

@@ -43,6 +43,7 @@ class PanelView(RowList):
             view.bench,
             view.trial_key,
             view.process,
+            view.job_filter,
             view.board,
             int(view.now_s) if panel.ticks else int(view.now_s) // 5,
             [getattr(snap, name) for name in panel.needs],

@@ -68,6 +68,7 @@ class View:
     trial_key: str = ""  # the trial of the tuning run that the user looks at
     board: BoardPick = field(default_factory=BoardPick)
     process: ProcessPick = field(default_factory=ProcessPick)
+    job_filter: str = ""  # words that a job must have to be listed; "" = all
 
     @property
     def server(self) -> ServerView | None:

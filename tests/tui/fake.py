@@ -376,6 +376,9 @@ class FakeBackend:
         self._do("retry_job", job_id)
         return job_id + "b"
 
+    def delete_job(self, job_id: str) -> None:
+        self._do("delete_job", job_id)
+
     def set_task(self, task_id: str, **changes: str) -> None:
         self._do("set_task", task_id, changes)
         self.changes.setdefault(task_id, {}).update(changes)

@@ -234,6 +234,8 @@ async def test_order_errors_are_shown_once_with_their_hint(make_app: Any) -> Non
     app.backend.broken = K2Error("no space left in [/tmp] for jobs", "free some [b]room[/b]")
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await shows(pilot, "LOADING")
+        await pilot.press("3")
+        await until(pilot, lambda: app.screen.go_to("jobs", "train-00"))
         await pilot.press("r")
         await until(pilot, lambda: [m for m in app.messages if "no space left in [/tmp]" in m[2] and "[b]room[/b]" in m[2]])
         await shows(pilot, "[b]room[/b]")  # markup of others stays text
@@ -656,3 +658,22 @@ async def test_a_screen_is_left_once(make_app: Any) -> None:
         log.dismiss(None)
         log.dismiss(None)
         await until(pilot, lambda: len(app.screen_stack) == 1)
+
+
+async def test_jobs_are_filtered_and_removed(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("3")
+        await shows(pilot, "serve kimi-k25", "filter", "delete")
+        await pilot.press("slash", *"train", "enter")
+        await until(pilot, lambda: app.screen.row_keys("jobs") == ["train-00"])
+        await shows(pilot, "1 with train")
+        await pilot.press("D")
+        await shows(pilot, "Remove this job?", "train-00")
+        await pilot.press("n")
+        await pilot.press("D", "y")
+        await until(pilot, lambda: app.backend.orders == [("delete_job", "train-00")])
+        await pilot.press("slash", *["backspace"] * 5, *"kimi", "enter")
+        await until(pilot, lambda: "serve-01" in app.screen.row_keys("jobs") and len(app.screen.row_keys("jobs")) < 4)
+        await pilot.press("D")
+        await until(pilot, lambda: any("stop it first" in m[2] for m in app.messages))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from k2tui.core.job import Job, JobState
 from k2tui.tui import format as fmt
-from k2tui.tui.lines import Cell, Column, Glyphs, Picture, Row, Seg, bar, table, text_line
+from k2tui.tui.lines import Cell, Column, Glyphs, Line, Picture, Row, Seg, bar, table, text_line
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
@@ -124,11 +124,22 @@ def draw(view: View, width: int, height: int) -> Picture:
         return Picture(
             (Row("", text_line("No jobs yet. What you start goes on when you quit or lose the terminal.", "dim")),),
         )
-    rows = [(job.spec.id, cells_of(job, view)) for job in sorted(jobs, key=lambda j: j.state.is_final)]
+    shown = [job for job in sorted(jobs, key=lambda j: j.state.is_final) if matches(job, view.job_filter)]
+    if not shown:
+        return Picture((Row("", (Seg("No job has ", "dim"), Seg(view.job_filter, "warn"), Seg(".  "), Seg("/", "key"), Seg(" and Enter shows all.", "dim"))),))
+    rows = [(job.spec.id, cells_of(job, view)) for job in shown]
     header, lines = table(COLUMNS, rows, width, view.glyphs)
     active = sum(1 for job in jobs if not job.state.is_final)
-    note = (Seg(f"{active} running" if active else "none running", "info" if active else "dim"), Seg(f" of {len(jobs)}", "dim"))
+    note: Line = (Seg(f"{active} running" if active else "none running", "info" if active else "dim"), Seg(f" of {len(jobs)}", "dim"))
+    if view.job_filter:
+        note = (*note, Seg(f", {len(shown)} with {view.job_filter}", "accent"))
     return Picture(lines, header, note, prefer=rows[0][0])
+
+
+def matches(job: Job, words: str) -> bool:
+    """Whether every word is in the job's title, stage, state or id."""
+    text = f"{job.spec.title} {job.spec.stage} {job.state.value} {job.spec.id}".lower()
+    return all(word in text for word in words.lower().split())
 
 
 PANEL = Panel(
@@ -139,6 +150,6 @@ PANEL = Panel(
     order=40,
     selectable=True,
     enter="open_job_log",
-    keys=(("r", "retry", "retry"), ("d", "stop_job", "stop job")),
+    keys=(("r", "retry", "retry"), ("d", "stop_job", "stop job"), ("slash", "filter_jobs", "filter"), ("D", "delete_job", "delete")),
     help="What k2tui started. Enter opens the log; the work goes on when the dashboard ends.",
 )
