@@ -99,8 +99,8 @@ def record_of(value: Any) -> Record | None:
         outputs={str(k): str(v) for k, v in cast("Mapping[Any, Any]", outputs).items()}
         if isinstance(outputs, Mapping)
         else {},
-        ended_s=float(ended) if isinstance(ended, int | float) else 0.0,
-        took_s=float(took) if isinstance(took, int | float) else None,
+        ended_s=_finite(ended) or 0.0,
+        took_s=_finite(took),
     )
 
 
@@ -238,10 +238,9 @@ def _step(raw: Mapping[str, Any], here: str, previous: str) -> Step:
     if not isinstance(params, dict):
         raise UsageError(f"{here}: params must be a table")
     timeout = raw.get("timeout_s")
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0
-    ):
-        raise UsageError(f"{here}: timeout_s must be a number of seconds")
+    limit_s = _finite(timeout)
+    if timeout is not None and (limit_s is None or limit_s <= 0):
+        raise UsageError(f"{here}: timeout_s must be a finite number of seconds, more than 0")
     role = raw.get("role", "")
     if role not in ("", "baseline", "untrained", "draft"):
         raise UsageError(f"{here}: role must be baseline, untrained or draft, not {role!r}")
@@ -268,7 +267,7 @@ def _step(raw: Mapping[str, Any], here: str, previous: str) -> Step:
         inputs=_texts(raw.get("inputs", []), here, "inputs"),
         outputs=_texts(raw.get("outputs", []), here, "outputs"),
         until=str(raw.get("until", "")),
-        timeout_s=None if timeout is None else float(timeout),
+        timeout_s=limit_s,
         retries=retries,
         optional=raw.get("optional") is True,
         title=str(raw.get("title", "")),
@@ -366,9 +365,13 @@ def look_up(result: Mapping[str, Any], path: str) -> Any:
 
 
 def _finite(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def gate_unmet(text: str, result: Mapping[str, Any]) -> str:

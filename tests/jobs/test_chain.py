@@ -50,6 +50,10 @@ PY = sys.executable
             "gate 'result.loss is fine' is not understood",
         ),
         ("[[step]]\nname='a'\nargv=['x']\ntimeout_s=-1", "timeout_s"),
+        ("[[step]]\nname='a'\nargv=['x']\ntimeout_s=nan", "timeout_s"),
+        pytest.param(
+            "[[step]]\nname='a'\nargv=['x']\ntimeout_s=" + "9" * 400, "timeout_s", id="timeout-400-digits"
+        ),
         ("[[step]]\nname='a'\nargv='rm -rf'", "step 'a': argv must be a list of words"),
         ("[[step]]\nname='a'\nargv=[]", "step 'a': argv must be a list of words"),
         ("[[step]]\nname='a'\nargv=['', 'x']", "step 'a': argv's first word is empty"),
