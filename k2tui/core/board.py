@@ -27,7 +27,6 @@ class Task:
     priority: str = "medium"  # high | medium | low
     note: str = ""
     stage: str = ""  # linked stage (of a chain: step): the task follows the newest job of it
-    chain: str = ""  # a step of this chain: only jobs that the chain started for that step count
     job_id: str = ""
     depends: tuple[str, ...] = ()
     depth: int = 0  # nesting in Markdown lists
@@ -38,6 +37,7 @@ class Task:
     started_s: float | None = None
     ended_s: float | None = None
     took_s: float | None = None
+    chain: str = ""  # a step of this chain: only jobs that the chain started for that step count
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def table(jobs: Sequence[Job], now_s: float) -> str:
                 plain(job.spec.id),
                 str(job.state),
                 duration(took_s(job, now_s)),
-                plain(job.spec.title)[:32],
+                plain(job.spec.title)[:60],
                 detail(job, now_s),
             )
         )
