@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from k2tui.capture.control import ROUTE
 from k2tui.capture.lease import LeaseTable
@@ -61,13 +61,23 @@ class Connection:
                 message = told.get("error") or told.get("message") or told
                 message = message.get("message", message) if isinstance(message, dict) else message
                 hint = str(told.get("hint", ""))
-            except (ValueError, AttributeError):
+            except (ValueError, AttributeError, RecursionError):
                 message, hint = data[:200].decode(errors="replace"), ""
             raise K2Error(f"{self.url}{path}: HTTP {answer.status}: {message}", hint)
         try:
             return json.loads(data) if data.strip() else {}
-        except ValueError:
-            raise K2Error(f"{self.url}{path}: the answer is not JSON")
+        except (ValueError, RecursionError):
+            raise K2Error(f"{self.url}{path}: the answer is not JSON") from None
+
+    def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """`call` where the answer must be a JSON object; K2Error otherwise."""
+        found = self.call(method, path, body)
+        if not isinstance(found, dict):
+            raise K2Error(
+                f"{self.url}{path}: the answer is no JSON object, but {type(found).__name__}",
+                "is this an SGLang server?",
+            )
+        return cast("dict[str, Any]", found)
 
     def _once(self, method: str, path: str, raw: str | None) -> tuple[http.client.HTTPResponse, bytes]:
         self._conn.request(method, self._base + path, raw, self._headers)

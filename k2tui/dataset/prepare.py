@@ -166,14 +166,12 @@ class Preparation:
     def _server_facts(self) -> dict[str, Any]:
         conn = Connection(self.url, 20)
         try:
-            told = dict(conn.call("GET", "/model_info"))
+            told = conn.ask("GET", "/model_info")
             with contextlib.suppress(K2Error, OSError):
-                told["version"] = conn.call("GET", "/server_info").get("version")
+                told["version"] = conn.ask("GET", "/server_info").get("version")
             with contextlib.suppress(K2Error, OSError):
-                ids = conn.call("POST", "/tokenize", {"prompt": THINK_END, "add_special_tokens": False})[
-                    "tokens"
-                ]
-                self._think_is_a_token = len(ids) == 1
+                answer = conn.ask("POST", "/tokenize", {"prompt": THINK_END, "add_special_tokens": False})
+                self._think_is_a_token = len(_ids(answer.get("tokens"), f"{self.url}/tokenize: tokens")) == 1
             return told
         except OSError as err:
             raise NotReadyError(f"{self.url}: no answer ({err})", "start the server, or check the address")
@@ -387,14 +385,14 @@ class Preparation:
             body["tools"] = list(tools)
         if self.template_kwargs:
             body["chat_template_kwargs"] = dict(self.template_kwargs)
-        told = conn.call("POST", "/tokenize", body)
+        told = conn.ask("POST", "/tokenize", body)
         tokens = told.get("tokens")
         if not isinstance(tokens, list) or not tokens:
             raise K2Error(
                 f"{self.url}/tokenize: gave no tokens for messages",
                 "this server is too old: SGLang 0.5.12 or newer can",
             )
-        return [int(t) for t in (tokens[0] if isinstance(tokens[0], list) else tokens)]
+        return _ids(tokens[0] if isinstance(tokens[0], list) else tokens, f"{self.url}/tokenize: tokens")
 
     def _verify(
         self,
@@ -418,17 +416,24 @@ class Preparation:
             body["tools"] = list(tools)
         if self.template_kwargs:
             body["chat_template_kwargs"] = dict(self.template_kwargs)
-        answer = conn.call("POST", "/v1/chat/completions", body)
+        answer = conn.ask("POST", "/v1/chat/completions", body)
+        where = f"{self.url}/v1/chat/completions"
         choices = answer.get("choices") or [{}]
-        ids = answer.get("prompt_token_ids") or choices[0].get("prompt_token_ids")
-        if ids is not None and list(ids) != list(rendered):
+        if not isinstance(choices, list) or not isinstance(choices[0], dict):
+            raise K2Error(f"{where}: choices is no list of objects")
+        told_ids = answer.get("prompt_token_ids") or choices[0].get("prompt_token_ids")
+        ids = None if told_ids is None else _ids(told_ids, f"{where}: prompt_token_ids")
+        if ids is not None and ids != list(rendered):
             at = next((i for i, (a, b) in enumerate(zip(ids, rendered, strict=False)) if a != b), -1)
             where = f"token {at}" if at >= 0 else "its end"
             raise _OtherRendering(
                 f"{prompt.name}: the chat API renders another prompt from {where} on ({len(ids)} tokens there, {len(rendered)} here)"
             )
-        told = (answer.get("usage") or {}).get("prompt_tokens")
-        if told is not None and int(told) != len(rendered):
+        usage = answer.get("usage") or {}
+        told = usage.get("prompt_tokens") if isinstance(usage, dict) else usage
+        if told is not None and type(told) is not int:
+            raise K2Error(f"{where}: usage tells no number of prompt_tokens")
+        if told is not None and told != len(rendered):
             raise _OtherRendering(
                 f"{prompt.name}: {len(rendered)} tokens were rendered, the chat API counts {told}: not the server's own rendering"
             )
@@ -444,7 +449,7 @@ class Preparation:
         if self._use_seed:
             params["sampling_seed"] = (int(prompt.key(), 16) ^ self.sampling.seed) & 0x7FFFFFFF
         try:
-            reply = conn.call("POST", "/generate", {"input_ids": list(ids), "sampling_params": params})
+            reply = conn.ask("POST", "/generate", {"input_ids": list(ids), "sampling_params": params})
         except K2Error as err:
             if "sampling_seed" not in err.message:
                 raise
@@ -455,7 +460,7 @@ class Preparation:
                 f"{self.url}/generate: no output_ids in the answer",
                 "this server is too old: SGLang 0.4.6 or newer can",
             )
-        return reply
+        return {**reply, "output_ids": _ids(reply["output_ids"], f"{self.url}/generate: output_ids")}
 
     def _report(self, started: float, total: int) -> None:
         if not self.on_speed:
@@ -483,8 +488,16 @@ class _OtherRendering(K2Error):
     """The server's chat API sees another prompt than the one that would be learned from."""
 
 
+def _ids(value: Any, where: str) -> list[int]:
+    """Token ids that a server told. Raises K2Error when they are none."""
+    if not isinstance(value, list) or any(type(t) is not int or not 0 <= t < 1 << 31 for t in value):
+        raise K2Error(f"{where} is no list of token ids")
+    return value
+
+
 def _finish(reply: Mapping[str, Any]) -> str | None:
-    told = (reply.get("meta_info") or {}).get("finish_reason")
+    meta = reply.get("meta_info")
+    told = meta.get("finish_reason") if isinstance(meta, dict) else None
     if isinstance(told, Mapping):
         told = told.get("type")
     return str(told) if told is not None else None

@@ -88,7 +88,7 @@ class Control:
         try:
             answer = self._client.get(path)
             return answer.json() if answer.status_code == 200 else None
-        except (httpx.HTTPError, ValueError):
+        except (httpx.HTTPError, ValueError, RecursionError):
             return None
 
     def check(self) -> None:

@@ -431,7 +431,7 @@ class Exchange:
             return False
         try:
             found: Any = json.loads(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             self._set_error("protocol", f"an event that is not JSON: {payload[:80]!r}")
             return False
         event = mapping(found)
@@ -733,7 +733,7 @@ def _body_words(body: bytes) -> str:
     text = body.decode("utf-8", "replace")
     try:
         value: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return " ".join(text.split())[:300]
     told = mapping(value)
     inner: Any = told.get("error") or told.get("message") or told.get("detail") or value
