@@ -183,7 +183,10 @@ def _check(cls: type, raw: Mapping[str, Any], path: Path, text: str, section: st
         elif isinstance(want, float):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"{where} must be a number, not {value!r}")
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError:
+                raise UsageError(f"{where} is too large a number") from None
         elif isinstance(want, str):
             if not isinstance(value, str):
                 raise UsageError(f"{where} must be a text in quotes, not {value!r}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from k2tui import cli
+from k2tui.dataset.rows import make_row
 from k2tui.parsing import ParseError, parse_json, parse_toml
 from k2tui.sources.plan import PlanFile
 from k2tui.tune.folder import TuneFolder
@@ -75,3 +76,26 @@ def test_readers_answer_in_words(
     (tmp_path / "now.json").write_text(f'{{"setting": {value}}}')
     run = TuneFolder(tmp_path)
     assert len(run.trials()) == 1 and run.now() == (None, "")
+
+
+def test_numbers_that_no_float_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("K2TUI_HOME", str(tmp_path / "home"))
+    path = tmp_path / "x.toml"
+    path.write_text("[ui]\nrefresh_s = " + "9" * 400)
+    monkeypatch.setenv("K2TUI_CONFIG", str(path))
+    assert cli.main(["config", "show"]) == 2
+    assert "'ui.refresh_s' is too large a number" in capsys.readouterr().err
+    monkeypatch.delenv("K2TUI_CONFIG")
+    path.write_text("profile = 'x'\nbench_timeout_s = " + "9" * 400)
+    assert cli.main(["tune", "run", str(path)]) == 2
+    assert f"{path}:2: bench_timeout_s: must be a number of seconds" in capsys.readouterr().err
+
+
+def test_a_loss_mask_of_lists_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "d.jsonl"
+    row = make_row([1, 2], [0, 1], 1, False, None).to_line()
+    path.write_text(row.replace("[0, 1]", "[0, [1]]"))
+    assert cli.main(["data", "check", str(path)]) == 1
+    assert "loss_mask holds something other than 0 and 1" in capsys.readouterr().out

@@ -139,7 +139,7 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
         values[key] = value
     for key in ("ready_timeout_s", "bench_timeout_s"):
         value = raw.get(key, getattr(defaults, key))
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
             raise bad(key, f"must be a number of seconds, not {value!r}")
         values[key] = float(value)
     for key, choices in (("method", METHODS), ("metric", tuple(METRICS))):

@@ -136,7 +136,7 @@ def problem_of(raw: dict[str, Any], vocab_size: int | None = None) -> str:
         return "input_ids holds something that is not a token id"
     if vocab_size is not None and max(ids) >= vocab_size:
         return f"token {max(ids)} is outside the vocabulary of {vocab_size}"
-    if not set(mask) <= {0, 1}:
+    if mask.count(0) + mask.count(1) != len(mask):
         return "loss_mask holds something other than 0 and 1"
     if not any(mask):
         return "loss_mask is all zeros: nothing to learn"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import stat
@@ -46,6 +45,7 @@ from k2tui.errors import K2Error, UsageError
 from k2tui.files import write_json, write_whole
 from k2tui.jobs import conditions, folder
 from k2tui.jobs.state import as_object, read_json
+from k2tui.parsing import parse_json
 
 __all__ = ["ChainRun", "default_text", "load_chain", "open_run"]
 
@@ -718,7 +718,7 @@ class ChainRun:
         try:
             with open(folder.log_path(job.spec.id), "rb") as fh:
                 text = fh.read(PRINTED_B + 1)
-            return as_object(json.loads(text)) if len(text) <= PRINTED_B else {}
+            return as_object(parse_json(text)) if len(text) <= PRINTED_B else {}
         except (OSError, ValueError):
             return {}
 
@@ -734,7 +734,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
             )
         value: Any = m[3]
         try:
-            value = json.loads(m[3])
+            value = parse_json(m[3])
         except ValueError:
             pass
         out.setdefault(m[1], {})[m[2]] = value

@@ -7,7 +7,6 @@ the reader look again (it may have ended meanwhile), then at the processes: aliv
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from k2tui.core.job import Job, JobSpec, JobState
 from k2tui.jobs import procs
 from k2tui.jobs.locks import is_held
 from k2tui.jobs.writer import Journal
+from k2tui.parsing import parse_json
 
 WORK_LOCK = "work.lock"  # held by the work itself, not by the keeper
 ENDED_ALONE = "ended after its keeper died; exit code not known, its result is there"
@@ -26,7 +26,7 @@ ENDED_ALONE = "ended after its keeper died; exit code not known, its result is t
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None
 

@@ -7,7 +7,6 @@ file changed between reading and swapping, the operation is applied again to the
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import stat
 import sys
@@ -25,6 +24,7 @@ from k2tui.core.board_plan import PlanError, default_plan
 from k2tui.core.job import Job
 from k2tui.errors import K2Error, UsageError
 from k2tui.files import write_json
+from k2tui.parsing import parse_json
 
 __all__ = ["PlanFile", "default_plan", "find_plans", "load_plan"]
 
@@ -179,7 +179,7 @@ class PlanFile:
         every: dict[str, dict[str, list[Any]]] = {}
         stored: dict[str, Seen] = {}
         try:
-            every = dict(json.loads(self._times.read_bytes()))
+            every = dict(parse_json(self._times.read_bytes()))
             stored = {i: Seen(*facts) for i, facts in every.get(name, {}).items()}
         except (OSError, ValueError, TypeError, AttributeError):
             every = {}  # not there yet, or not ours: it is made anew
