@@ -407,3 +407,28 @@ echo "== full"; run status --no-ask 2>&1; run bench label last x 2>&1
     for told in (read_only, full):
         assert "no server of k2tui's" in told and "newest benchmark: " in told and "rc 1" in told
     assert "cannot be opened" in read_only and "the disk is full" in full
+
+
+def test_a_server_whose_answers_are_nested_without_end(tmp_path: Path) -> None:
+    class Deep(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(200)
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            self.wfile.write(b"[" * 100_000)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Deep)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        done = k2tui(tmp_path, "run", "--url", url, "--num-prompts", "2", "--concurrency", "1")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 1 and "every warm-up request failed" in done.stderr
