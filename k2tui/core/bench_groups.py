@@ -21,7 +21,9 @@ def sweep_of(rows: Sequence[BenchRow], row: BenchRow) -> list[BenchRow]:
     """The points measured together with `row`: its sweep under its label; without one, its label and workload."""
     if row.sweep:
         return [r for r in rows if r.sweep == row.sweep and r.label == row.label]
-    return [r for r in rows if r.label == row.label and same_work(r, row) and r.imported_from == row.imported_from]
+    return [
+        r for r in rows if r.label == row.label and same_work(r, row) and r.imported_from == row.imported_from
+    ]
 
 
 def baseline_of(rows: Sequence[BenchRow], row: BenchRow, chosen: str = "") -> list[BenchRow]:

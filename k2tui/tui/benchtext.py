@@ -61,7 +61,12 @@ def delta(d: Delta | None, g: Glyphs) -> Seg:
 
 
 def verdict(v: Verdict) -> Seg:
-    roles = {Verdict.FASTER: "ok bold", Verdict.SLOWER: "bad bold", Verdict.SAME: "dim", Verdict.UNCLEAR: "warn"}
+    roles = {
+        Verdict.FASTER: "ok bold",
+        Verdict.SLOWER: "bad bold",
+        Verdict.SAME: "dim",
+        Verdict.UNCLEAR: "warn",
+    }
     return Seg(v.value, roles.get(v, "warn"))
 
 

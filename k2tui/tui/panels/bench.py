@@ -44,7 +44,9 @@ def _row(row: BenchRow, view: View) -> Sequence[Cell]:
         bt.figure(row.tpot_p50_ms),
         bt.figure(row.itl_p99_ms),
         bt.accept(row),
-        Seg(f"{row.completed}/{row.num_requests}" if row.num_requests else bt.NONE, "warn" if wrong else "dim"),
+        Seg(
+            f"{row.completed}/{row.num_requests}" if row.num_requests else bt.NONE, "warn" if wrong else "dim"
+        ),
         bt.figure(row.request_throughput),
         bt.latency(row.e2e_p50_ms),
         Seg(row.workload, "dim"),
@@ -58,10 +60,24 @@ def draw(view: View, width: int, height: int) -> Picture:
     if not every and view.snap.bench_error:
         return Picture((Row("", (Seg("Cannot read benchmarks: ", "warn"), Seg(view.snap.bench_error))),))
     if not every:
-        return Picture((Row("", (Seg("No benchmark yet. ", "dim"), Seg("b", "key", "stage('bench')"), Seg(" runs one.", "dim"))),))
+        return Picture(
+            (
+                Row(
+                    "",
+                    (
+                        Seg("No benchmark yet. ", "dim"),
+                        Seg("b", "key", "stage('bench')"),
+                        Seg(" runs one.", "dim"),
+                    ),
+                ),
+            )
+        )
     rows = ordered(every, view.bench.sort, view.bench.text)
     if not rows:
-        return Picture((Row("", (Seg("No run matches ", "dim"), Seg(view.bench.text, "warn"))),), note=(Seg("/ to change", "dim"),))
+        return Picture(
+            (Row("", (Seg("No run matches ", "dim"), Seg(view.bench.text, "warn"))),),
+            note=(Seg("/ to change", "dim"),),
+        )
     header, lines = table(COLUMNS, [(r.run_id, _row(r, view)) for r in rows], width, view.glyphs)
     words = f"{len(rows)} of {len(every)} runs" if len(rows) != len(every) else f"{len(rows)} runs"
     if view.bench.sort and view.bench.sort != "newest":

@@ -17,7 +17,9 @@ _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # columns left, ri
 AXIS = 7  # cells of the y axis
 
 
-def plot(sets: Sequence[tuple[str, Sequence[tuple[float, float]]]], cells: int, lines: int, g: Glyphs) -> list[Line]:
+def plot(
+    sets: Sequence[tuple[str, Sequence[tuple[float, float]]]], cells: int, lines: int, g: Glyphs
+) -> list[Line]:
     """(role, points) sets drawn over each other, joined by straight lines; origin at the bottom left, both axes from 0."""
     every = [p for _, points in sets for p in points]
     top_x = max((x for x, _ in every), default=1.0) or 1.0

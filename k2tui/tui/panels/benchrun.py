@@ -49,7 +49,12 @@ def draw(view: View, width: int, height: int) -> Picture:
         good = bt.NONE if row.goodput_fraction is None else f"{100 * row.goodput_fraction:.0f}%"
         lines.append(_pair("goodput", bt.figure(row.goodput), Seg(f" req/s, {good} within {row.slo}", "dim")))
     note = (Seg(row.run_id, "faint"),) if width > 70 else ()
-    return Picture((*(Row("", fit_line(x, width)) for x in lines), *bt.trust(row, g, width)), None, note, title=f"Run: {bt.name(row)}")
+    return Picture(
+        (*(Row("", fit_line(x, width)) for x in lines), *bt.trust(row, g, width)),
+        None,
+        note,
+        title=f"Run: {bt.name(row)}",
+    )
 
 
 PANEL = Panel(
