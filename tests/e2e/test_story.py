@@ -103,7 +103,7 @@ def test_cut_shard_is_refused_before_the_start(own_home: Path, broken_model: Pat
         (["up", "nope"], 2, "no profile 'nope'"),
         (["watch", "/no/such.log", "--once"], 2, "no file /no/such.log"),
         (["watch", "/tmp", "--once"], 2, "is a folder"),
-        (["diagnose", "/tmp"], 1, "is a folder"),
+        (["diagnose", "/tmp"], 4, "is a folder"),
         (["watch", "--once", "--", "/no/such/program"], 2, "cannot run"),
         (["jobs", "show", "nope"], 2, "no job 'nope'"),
         (["jobs", "stop", "nope"], 2, "no job 'nope'"),
