@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 # a chance find must not decide whether a change may land: CI takes the same examples each time, people get new ones
-settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60)
 settings.register_profile("new", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "new")
 

@@ -102,13 +102,13 @@ def test_frozen_link_neither_blocks_nor_floods(start, tmp_path: Path) -> None:  
     for _ in range(4):
         t.send("\t")  # activity, so that frames want to come quickly
     cpu = t.cpu_s()
-    time.sleep(12)  # nobody reads
+    time.sleep(6)  # nobody reads (tests/benchmarks/frozen_link.py freezes it for 25 s)
     cpu = t.cpu_s() - cpu
     before = len(t.raw)
     t.pump(1.5)
     flood = len(t.raw) - before
     assert float(gaps.read_text()) < 1.0, "the event loop waited for the terminal"
-    assert cpu < 6.0
+    assert cpu < 3.0
     assert flood < 60_000, f"{flood} bytes of stale frames"
     t.send("1")
     t.wait_for("Board")
