@@ -105,6 +105,7 @@ class Monitor:
         self._host = HostSampler()
         self._plan = open_plan(config, is_demo=is_demo)
         self._followed: dict[str, _Followed] = {}
+        self._wanted: list[str] = []  # keys of what is followed, in order
         self._jobs: tuple[Job, ...] = ()
         self._board = Board()
         self._bench: tuple[BenchRow, ...] = ()
@@ -236,6 +237,7 @@ class Monitor:
         except K2Error as err:
             self._note("error", err.message, key="jobs")
         wanted = self._targets()
+        self._wanted = [t.key for t in wanted]
         keys = {t.key for t in wanted}
         for key in [k for k in self._followed if k not in keys]:
             self._followed.pop(key).close()
@@ -276,7 +278,7 @@ class Monitor:
         changed = False
         views: list[ServerView] = []
         gpu_util = self._gpu_utilization()
-        for key in (t.key for t in self._targets()):
+        for key in self._wanted:
             followed = self._followed.get(key)
             if followed is None:
                 continue
