@@ -43,6 +43,7 @@ def stock(gaps: str, log: str) -> int:
     """A plain Textual app with the same news: a log and a table of figures, drawn by Textual itself."""
     import asyncio
 
+    import play
     from textual.app import App, ComposeResult
     from textual.widgets import DataTable, RichLog
 
@@ -58,7 +59,7 @@ def stock(gaps: str, log: str) -> int:
                 table.add_row(*("0" for _ in range(8)))
             self.log_file = open(log, encoding="utf-8")
             self.set_interval(0.2, self.news)
-            self.watch_task = asyncio.ensure_future(self.watch_loop())
+            self.watch_task = asyncio.ensure_future(play.longest_gap(gaps))
 
         def news(self) -> None:
             table, now = self.query_one(DataTable), time.time()
@@ -67,16 +68,6 @@ def stock(gaps: str, log: str) -> int:
                     table.update_cell_at((row, column), f"{(now * (row + 1) * (column + 2)) % 1000:7.2f}")  # type: ignore[arg-type]
             for line in self.log_file.read().splitlines():
                 self.query_one(RichLog).write(line)
-
-        async def watch_loop(self) -> None:
-            worst, last = 0.0, time.monotonic()
-            while True:
-                await asyncio.sleep(0.05)
-                now = time.monotonic()
-                if now - last - 0.05 > worst:
-                    worst = now - last - 0.05
-                    Path(gaps).write_text(str(worst))
-                last = now
 
     Stock().run()
     return 0

@@ -10,22 +10,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
-def watch_gaps(path: str) -> None:
-    """Measure how long the event loop ever stands still."""
+async def longest_gap(path: str) -> None:
+    """For ever: the longest time in seconds that the event loop stood still so far, written to path."""
     import asyncio
     import time
 
-    from k2tui.tui.app import Dashboard
+    worst, last = 0.0, time.monotonic()
+    while True:
+        await asyncio.sleep(0.05)
+        now = time.monotonic()
+        if now - last - 0.05 > worst:
+            worst = now - last - 0.05
+            Path(path).write_text(str(worst))
+        last = now
 
-    async def watch() -> None:
-        worst, last = 0.0, time.monotonic()
-        while True:
-            await asyncio.sleep(0.05)
-            now = time.monotonic()
-            if now - last - 0.05 > worst:
-                worst = now - last - 0.05
-                Path(path).write_text(str(worst))
-            last = now
+
+def watch_gaps(path: str) -> None:
+    """Measure how long the event loop ever stands still."""
+    import asyncio
+
+    from k2tui.tui.app import Dashboard
 
     class Watched(Dashboard):
         def on_mount(self) -> None:
@@ -33,7 +37,7 @@ def watch_gaps(path: str) -> None:
             self.call_later(self.begin)
 
         def begin(self) -> None:
-            self.set_timer(1.0, lambda: setattr(self, "_gap_task", asyncio.ensure_future(watch())))
+            self.set_timer(1.0, lambda: setattr(self, "_gap_task", asyncio.ensure_future(longest_gap(path))))
 
     import k2tui.tui.app
 
