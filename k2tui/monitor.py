@@ -435,9 +435,9 @@ class Monitor:
         return job_id
 
     def stop_job(self, job_id: str) -> None:
-        if folder.get(job_id).spec.kind == "server":
-            from k2tui.lifecycle import Ending
+        from k2tui.lifecycle import Ending, holds_gpus
 
+        if holds_gpus(folder.get(job_id).spec):
             ending = Ending(job_id, self._nvml.latest)
             ending.order()
             threading.Thread(target=self._see_out, args=(ending,), name="ending", daemon=True).start()

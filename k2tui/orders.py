@@ -12,6 +12,7 @@ from k2tui.core.job_mask import mask_argv
 from k2tui.errors import K2Error
 from k2tui.jobs import folder
 from k2tui.stages import StagePlan
+from k2tui.stages.extract import server_params
 from k2tui.stages.serve import node_plans, resolve_profile
 
 
@@ -21,17 +22,36 @@ def submit_stage(config: Config, stage_name: str, params: Mapping[str, Any], aft
     reason = stage.unavailable(config)
     if reason:
         raise K2Error(f"{stage.name}: {reason}")
-    if stage.name != "serve":
-        return _submit(stage.name, stage.plan(config, params), after)
-    profile, params = settle(config, params)
-    plan = stage.plan(config, params)
+    spec = _spec(stage.name, stage.plan(config, settled(config, stage.name, params)), after)
+    return start_server(config, spec) if stage.name == "serve" else folder.submit(spec)
+
+
+def start_server(config: Config, spec: JobSpec) -> str:
+    """A server's start, checked first: its job and, of a profile with `nodes`, those of its other machines. Returns the first one's id.
+
+    spec: of a plan of stage "serve", its GPUs chosen (`settled`). Raises K2Error; nothing runs on then.
+    """
     from k2tui import doctor
 
+    profile = resolve_profile(config, spec.params)
     doctor.refuse_if_hopeless(profile)
-    job_id = _submit(stage.name, plan, after)
-    for node in node_plans(profile, job_id):
-        _submit("node", node, ())
+    job_id = folder.submit(spec)
+    try:
+        for node in node_plans(profile, job_id):
+            folder.submit(_spec("node", node))
+    except BaseException:
+        folder.stop(job_id, by="a node that could not be started")  # without it the server would wait for ever
+        raise
     return job_id
+
+
+def settled(config: Config, stage_name: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The params of a stage; of one that starts a server, with the GPUs chosen that its profile leaves to the start. Raises K2Error."""
+    if stage_name == "serve":
+        return settle(config, params)[1]
+    if stage_name == "extract" and not params.get("url"):
+        return {**params, **{k: v for k, v in settle(config, server_params(params))[1].items() if k == "gpus"}}
+    return params
 
 
 def settle(config: Config, params: Mapping[str, Any]) -> tuple[Profile, Mapping[str, Any]]:
@@ -45,28 +65,31 @@ def settle(config: Config, params: Mapping[str, Any]) -> tuple[Profile, Mapping[
     return chosen, {**params, "gpus": list(chosen.gpus)}
 
 
-def _submit(name: str, plan: StagePlan, after: Sequence[str]) -> str:
-    return folder.submit(
-        JobSpec(
-            id="",
-            stage=name,
-            title=plan.title,
-            argv=plan.argv,
-            kind=plan.kind,
-            env=plan.env,
-            after=tuple(after),
-            locks=plan.locks,
-            timeout_s=plan.timeout_s,
-            grace_s=plan.grace_s,
-            params=plan.params or {},
-        )
+def _spec(name: str, plan: StagePlan, after: Sequence[str] = ()) -> JobSpec:
+    return JobSpec(
+        id="",
+        stage=name,
+        title=plan.title,
+        argv=plan.argv,
+        kind=plan.kind,
+        env=plan.env,
+        after=tuple(after),
+        locks=plan.locks,
+        timeout_s=plan.timeout_s,
+        grace_s=plan.grace_s,
+        params=plan.params or {},
     )
 
 
 def retry_job(job_id: str, *, exact: bool = False) -> str:
     """Submit a job again; returns the new id. A stage that goes on after what an earlier run left does so: the words of its command
-    that throw it away are left out, unless exact. Raises K2Error."""
+    that throw it away are left out, unless exact. Raises K2Error, also for one machine of a server on several: alone it would wait
+    for ever."""
     spec = folder.get(job_id).spec
+    nodes = [j.spec.id for j in folder.list_jobs() if spec.params and j.spec.params.get("server") == spec.id]
+    if nodes or (spec.stage == "node" and spec.params):
+        name = spec.params.get("profile")
+        raise K2Error(f"{spec.id} is one machine of a server on several", f"k2tui up {name} starts all of them")
     is_stage = bool(spec.params) and spec.stage in stages.names()  # jobs of `jobs submit` have no params
     return folder.retry(spec.id, without=stages.get(spec.stage).fresh if is_stage and not exact else ())
 
@@ -78,6 +101,4 @@ def resumes(spec: JobSpec) -> str:
 
 def preview_stage(config: Config, stage_name: str, params: Mapping[str, Any]) -> list[str]:
     """The argv that submit_stage would run, secrets masked; a server's with the GPUs that are free now."""
-    if stage_name == "serve":
-        params = settle(config, params)[1]
-    return list(mask_argv(stages.get(stage_name).plan(config, params).argv))
+    return list(mask_argv(stages.get(stage_name).plan(config, settled(config, stage_name, params)).argv))

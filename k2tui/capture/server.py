@@ -1,6 +1,6 @@
 """A capture server of one's own: started from a profile's command with the plug-in visible, stopped whatever happens.
 
-Standard library only. It installs nothing into the server's environment (`site.py`); SGLang from before its plug-in system is
+It installs nothing into the server's environment (`site.py`); SGLang from before its plug-in system is
 started through `launch.py`, which installs the same hooks. The server ends with this process, also when that is killed.
 """
 
@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from k2tui.capture.client import Connection
 from k2tui.capture.control import ROUTE
 from k2tui.capture.ids import version_tuple
 from k2tui.capture.site import make_site
 from k2tui.errors import K2Error, NotReadyError
+from k2tui.lifecycle import free_memory, stop_child
 
 PLUGINS_SINCE = "0.5.11"
 _PR_SET_PDEATHSIG = 1
@@ -60,7 +62,8 @@ def sglang_version(python: str) -> str:
 def own_server(
     argv: Sequence[str],
     env: Mapping[str, str],
-    address: tuple[str, int],
+    url: str,
+    gpus: Sequence[int],
     root: Path,
     log_path: Path,
     site: Path,
@@ -71,19 +74,16 @@ def own_server(
 ) -> Iterator[OwnServer]:
     """Start the server, wait until it captures below `root`, stop it at the end.
 
-    argv, env: the profile's. site: folder for the entry point. ready_timeout_s: 0 = as long as it loads. Raises NotReadyError
-    in words when the port is taken, the server ends, its plug-in does not load, or the time is over.
+    argv, env, url, gpus: the profile's. site: folder for the entry point. ready_timeout_s: 0 = as long as it loads. Raises
+    NotReadyError in words when the port is taken, the server ends, its plug-in does not load, or the time is over.
     """
-    host, port = address
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
-    url = f"http://{host}:{port}"
-    with socket.socket() as probe:
-        probe.settimeout(2)
-        if probe.connect_ex((host, port)) == 0:
-            raise NotReadyError(
-                f"port {port} is taken by another server{_who(listener(port))}",
-                "give --port, stop that server, or use it with --url if it captures",
-            )
+    port = int(url.rsplit(":", 1)[1])
+    with contextlib.suppress(OSError), socket.create_connection((urlsplit(url).hostname, port), 2):
+        raise NotReadyError(
+            f"port {port} is taken by another server{_who(listener(port))}",
+            "give --port, stop that server, or use it with --url if it captures",
+        )
+    free_before = free_memory(gpus)
     root.mkdir(parents=True, exist_ok=True)
     told = {**os.environ, **env, "K2TUI_CAPTURE_DIR": str(root)}
     path = (str(make_site(site)), env.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))
@@ -106,7 +106,9 @@ def own_server(
         _wait(process, url, root, log_path, start_b, ready_timeout_s)
         yield OwnServer(url, lambda: _ended(process, log_path, start_b) if process.poll() is not None else "")
     finally:
-        _stop(process)
+        rest = stop_child(process, gpus=gpus, free_before=free_before, grace_s=_STOP_S)
+        if not rest.is_clean:
+            say(f"warning: the capture server is stopped; {rest.words}")
 
 
 def _die_with_parent() -> None:
@@ -198,14 +200,3 @@ def _own_words(log_path: Path, start_b: int) -> str:
         lines = fh.read()[-4_000_000:].decode(errors="replace").splitlines()
     said = [line for line in lines if "k2tui capture: " in line and "Error" in line]
     return said[-1].split("k2tui capture: ", 1)[1][:300] if said else ""
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the server, which ends its own workers; then SIGKILL to what is left of its session."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_STOP_S)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

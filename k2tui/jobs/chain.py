@@ -45,6 +45,7 @@ from k2tui.errors import K2Error, UsageError
 from k2tui.files import write_json, write_whole
 from k2tui.jobs import conditions, folder
 from k2tui.jobs.state import as_object, read_json
+from k2tui.orders import settled, start_server
 from k2tui.parsing import parse_json
 
 __all__ = ["ChainRun", "default_text", "load_chain", "open_run"]
@@ -318,8 +319,11 @@ class ChainRun:
                 return f"its input {where} is not there (looked for in {os.getcwd()})"
         return ""
 
-    def _spec(self, step: Step, *, strict: bool = True, port: int | None = None) -> JobSpec:
-        """port: what a parameter port = "free" becomes; None: the next free one from the profile's on."""
+    def _spec(
+        self, step: Step, *, strict: bool = True, port: int | None = None, starts: bool = False
+    ) -> JobSpec:
+        """port: what a parameter port = "free" becomes; None: the next free one from the profile's on. starts: it is started now, so
+        GPUs that the profile leaves to the start are chosen."""
         known = self._known(step)
         if not step.stage:
             argv = cast("list[str]", fill(list(step.argv), known, strict=strict))
@@ -342,6 +346,8 @@ class ChainRun:
         if params.get("port") == "free":
             profile = self.config.get_profile(str(params.get("profile") or ""))
             params["port"] = port or doctor.free_port(profile.host, profile.port)
+        if starts:
+            params = settled(self.config, stage.name, params)
         plan = stage.plan(self.config, params)
         own = {"chain": self.chain.name, "step": step.name, "fingerprint": self.prints[step.name]}
         return JobSpec(
@@ -466,6 +472,8 @@ class ChainRun:
             self.tell(f"the report could not be written: {err.strerror or err}")
 
     def _stop_servers(self, still_to_run: set[str]) -> None:
+        """Stop what no step needs any more, to its end: the next step may want the same GPUs."""
+        stops: dict[str, str] = {}
         for name, job_id in list(self._live.items()):
             if not any(u.name in still_to_run for u in server_users(self.chain, name, self.servers)):
                 del self._live[name]
@@ -474,7 +482,18 @@ class ChainRun:
                     self._found.discard(name)
                     continue
                 self.tell(f"{name}: stopped, no step needs it any more")
-                folder.stop(job_id, wait_s=60, by=f"pipeline {self.chain.name}")
+                stops[job_id] = name
+        self._see_out(stops)
+
+    def _see_out(self, jobs: Mapping[str, str]) -> None:
+        """Stop these jobs (id -> step) until nothing is left of them; what is still there is told."""
+        if not jobs:
+            return
+        from k2tui.lifecycle import stop_servers
+
+        for end in stop_servers(jobs, by=f"pipeline {self.chain.name}", timeout_s=60):
+            if not end.is_clean:
+                self.tell(f"{jobs[end.job.spec.id]}: warning: {end.words}")
 
     def _judged(self, step: Step, job_id: str) -> None:
         """Note that a job's result was looked at: a later run does not take it for one that a killed run left behind."""
@@ -517,8 +536,11 @@ class ChainRun:
                 self._found.add(name)
             self.tell(f"{name}: uses {job_id}, which is running already")
         else:
-            self._check_server(step, spec)
-            job_id = folder.submit(spec)
+            if step.stage == "serve":
+                spec = self._spec(step, port=spec.params.get("port"), starts=True)
+                job_id = start_server(self.config, spec)
+            else:
+                job_id = folder.submit(spec)
             self.tell(f"{name}: started as {job_id}")
         self._live[name] = job_id
         self._urls[name] = url
@@ -532,15 +554,6 @@ class ChainRun:
         if {**self.chain.defaults, **step.params}.get("port") == "free" and isinstance(port, int):
             spec = self._spec(step, port=port)
         return job.spec.argv == mask_argv(spec.argv)
-
-    def _check_server(self, step: Step, spec: JobSpec) -> None:
-        if step.stage != "serve":
-            return
-        from k2tui.stages.serve import resolve_profile
-
-        params = cast("dict[str, Any]", fill({**self.chain.defaults, **step.params}, self._known(step)))
-        params["port"] = spec.params.get("port")
-        doctor.refuse_if_hopeless(resolve_profile(self.config, params))
 
     def _wait_ready(self, step: Step, job_id: str, url: str) -> None:
         gates = step.gate or ("ready",)
@@ -614,7 +627,7 @@ class ChainRun:
                 self.tell(f"{step.name}: {how} {job_id}, which an earlier run started")
             else:
                 paths.ensure_dir(self.out_of(step.name).parent)
-                spec = self._spec(step)
+                spec = self._spec(step, starts=True)
                 if not step.stage:
                     paths.ensure_dir(self.out_of(step.name))
                 job_id = folder.submit(spec)
@@ -639,7 +652,7 @@ class ChainRun:
             return self._watch_on(step, job_id)
         except BaseException:
             # this run is being stopped, or the step's server has gone: the step goes too
-            folder.stop(job_id, wait_s=60, by=f"pipeline {self.chain.name}")
+            self._see_out({job_id: step.name})
             raise
 
     def _watch_on(self, step: Step, job_id: str) -> Job:

@@ -25,8 +25,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
     values = {k: v for k, v in params.items() if k in _FLAGS and v not in (None, "")}
     profile = config.get_profile(str(params.get("profile") or ""))
     if "prompts" in values or "url" in values:
-        host = "127.0.0.1" if profile.host in ("0.0.0.0", "::", "") else profile.host
-        values.setdefault("url", f"http://{host}:{profile.port}")
+        values.setdefault("url", profile.url)
         if "prompts" not in values:
             raise UsageError(
                 "evaluate needs prompts beside url", "prompts = a JSONL file; tokenized_data.jsonl fits"

@@ -8,6 +8,7 @@ from typing import Any
 
 from k2tui.errors import UsageError
 from k2tui.stages import Stage, StagePlan
+from k2tui.stages.serve import resolve_profile
 
 _FLAGS = (
     ("boundaries", "--boundaries"), ("dtype", "--dtype"), ("last", "--last"), ("limit", "--limit"), ("draft", "--draft"),
@@ -15,8 +16,17 @@ _FLAGS = (
 )  # fmt: skip
 
 
+def server_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of this stage's params that says how its own server starts. Its `draft` is one to be checked, never one to serve with."""
+    return {
+        **{k: params[k] for k in ("profile", "port", "model", "gpus") if params.get(k) not in (None, "")},
+        "draft": "",
+    }
+
+
 def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
-    """params: data, out (both needed), url (one or a list) of a running capture server, or profile to start one; the verb's flags."""
+    """params: data, out (both needed), url (one or a list) of a running capture server, or profile (and gpus) to start one; the
+    verb's flags."""
     for key in ("data", "out"):
         if not params.get(key):
             raise UsageError(
@@ -41,8 +51,12 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
     argv += ["--force"] if params.get("force") else []
     locks: tuple[str, ...] = ()
     if not urls:
-        profile = config.get_profile(str(params.get("profile") or ""))
-        locks = (f"port:{params.get('port') or profile.port}", *(f"gpu:{i}" for i in profile.gpus))
+        profile = resolve_profile(config, server_params(params))
+        locks = (f"port:{profile.port}", *(f"gpu:{i}" for i in profile.gpus))
+        if (
+            params.get("gpus") is not None and profile.gpus
+        ):  # with a comma also after one: an index, not a number of GPUs
+            argv += ["--gpus", "".join(f"{i}," for i in profile.gpus)]
     return StagePlan(
         title=f"extract {params['out']}",
         argv=tuple(argv),

@@ -46,7 +46,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
         env={},
         params={k: v for k, v in params.items() if v not in (None, "")} | {"file": file},
         locks=(f"pipeline:{name}",),
-        grace_s=90.0,
+        grace_s=240.0,  # the step in work may want its own grace, then its servers are stopped to their end
     )
 
 

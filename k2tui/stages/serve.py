@@ -50,7 +50,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
             "draft": profile.draft,
             "host": launch.host,
             "port": launch.port,
-            "url": f"http://{launch.host}:{launch.port}",
+            "url": profile.url,
             "stall_s": profile.stall_s,
         },
     )

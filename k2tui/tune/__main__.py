@@ -36,7 +36,7 @@ from k2tui.doctor_gpu import settle_gpus
 from k2tui.errors import K2Error
 from k2tui.jobs import folder as jobs
 from k2tui.jobs.report import report_progress, report_result
-from k2tui.lifecycle import DECIDED, Stopped, follow_start, stop_servers
+from k2tui.lifecycle import DECIDED, Stopped, follow_start, free_memory, stop_servers
 from k2tui.orders import submit_stage
 from k2tui.plain import clean, duration
 from k2tui.plain import table as plain_table
@@ -198,7 +198,7 @@ class Tuner:
         except K2Error as err:
             return replace(trial, state="refused", cause=err.message + (f" ({err.hint})" if err.hint else ""))
         loaded = replace(self.config, profiles={**self.config.profiles, name: profile})
-        before = self._free()
+        before = free_memory(self.profile.gpus)
         try:
             self._server = submit_stage(loaded, "serve", {"profile": name, "tune": self.run.path.name})
         except K2Error as err:
@@ -291,10 +291,7 @@ class Tuner:
         end = self._stop_server(before)
         if not end.is_clean:
             print(f"warning: {end.words}", flush=True)
-        return replace(trial, stop_s=end.took_s, held_b=end.held_b)
-
-    def _free(self) -> dict[int, int]:
-        return {g.index: g.free_b for g in doctor.gpu_facts(self.profile.gpus) if g.free_b is not None}
+        return replace(trial, stop_s=end.rest.took_s, held_b=end.rest.held_b)
 
     def abort(self) -> None:
         if self._server:

@@ -82,6 +82,7 @@ def headless(args: argparse.Namespace) -> int:
     from k2tui.core.job import JobState
     from k2tui.core.load import State
     from k2tui.jobs import folder
+    from k2tui.lifecycle import stop_servers
     from k2tui.orders import submit_stage
     from k2tui.verbs.up import check_port, wait_ready
 
@@ -156,10 +157,11 @@ def headless(args: argparse.Namespace) -> int:
         return 0
     finally:
         if started and not args.keep:
-            folder.stop(job_id)
-            last = folder.wait(job_id, timeout_s=30)
-            if not args.json:
-                print(f"server stopped: {last.reason or last.state}")
+            (end,) = stop_servers([job_id], timeout_s=30)
+            if not end.is_clean:
+                print(f"k2tui: {job_id}: {end.words}", file=sys.stderr)
+            elif not args.json:
+                print(f"server stopped: {end.words}")
 
 
 def whole(args: argparse.Namespace) -> int:

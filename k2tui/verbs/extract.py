@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", type=int, help="port of the server that is started")
     parser.add_argument(
+        "--gpus", help='its GPUs: "auto", how many, or which: 0,1 (one: 3,); default: the profile\'s'
+    )
+    parser.add_argument(
         "--model", default="", metavar="FOLDER", help="target folder, when it is not where the server says"
     )
     parser.add_argument(
@@ -188,20 +191,30 @@ def _own_server(
     args: argparse.Namespace, out: Path, boundaries: tuple[int, ...] | None, say: _Teller
 ) -> Iterator[OwnServer]:
     """A capture server started by the profile. SIGTERM and a lost terminal end the command as Ctrl-C does: the server first."""
-    from k2tui import config, engines, paths
+    from k2tui import config, doctor, engines, paths
     from k2tui.capture.server import capture_argv, own_server, sglang_version
     from k2tui.errors import UsageError
+    from k2tui.orders import settle
+    from k2tui.stages.extract import server_params
     from k2tui.stages.serve import resolve_profile
+    from k2tui.verbs.up import check_port, parse_gpus
 
-    params = {"profile": args.profile, "port": args.port, "draft": ""}
-    if args.model:
-        params["model"] = args.model
-    profile = resolve_profile(config.load(), params)
+    check_port(args.port)
+    given = {**vars(args), "gpus": parse_gpus(args.gpus) if args.gpus else None}
+    params, loaded = server_params(given), config.load()
+    profile = resolve_profile(loaded, params)
     if profile.engine not in ("sglang", "local"):
         raise UsageError(
             f"profile {profile.name!r} starts {profile.engine}, which does not capture",
             "give a profile of engine sglang or local",
         )
+    if profile.nodes:
+        raise UsageError(
+            f"profile {profile.name!r}: `nodes` is set, and extract starts its own server on one machine only",
+            "give a profile without `nodes`, or start a capture server yourself and give its --url",
+        )
+    profile, _ = settle(loaded, params)
+    doctor.refuse_if_hopeless(profile)
     launch = engines.get(profile.engine).launch(profile)
     version = sglang_version(launch.argv[0]) if profile.engine == "sglang" else ""
     before = {s: signal.signal(s, _interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
@@ -209,7 +222,8 @@ def _own_server(
         with own_server(
             capture_argv(launch.argv, version),
             launch.env,
-            (launch.host, launch.port),
+            profile.url,
+            profile.gpus,
             out.parent,
             out.parent / f"{out.name}.server.log",
             paths.ensure_dir(paths.state_dir()) / "sglang-plugin",

@@ -43,9 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
     logs.add_argument("--raw", action="store_true", help="bytes as they are, escape codes included")
-    stop = order("stop", "stop a job: SIGTERM, grace, then SIGKILL for the whole family")
+    stop = order(
+        "stop",
+        "stop a job: SIGTERM, grace, then SIGKILL for the whole family; where it holds GPUs, until their memory is back",
+    )
     stop.add_argument(
-        "--wait", type=float, default=30.0, metavar="S", help="wait up to S seconds for its end (default 30)"
+        "--wait",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="wait up to S seconds for its end (default 30; a server at least for its grace); 0: only ask",
     )
     submit = order("submit", "run a command as a job", with_id=False)
     submit.add_argument("--stage", default="job", help="stage name, part of the id (default: job)")
@@ -307,16 +314,28 @@ def _last_lines(fh: Any, count: int) -> tuple[int, int]:
 def _stop(args: argparse.Namespace) -> int:
     from k2tui.core.job_text import to_json
     from k2tui.jobs import folder
+    from k2tui.lifecycle import holds_gpus, stop_servers
 
     before = folder.get(args.job)
-    job = before if before.state.is_final else folder.stop(before.spec.id, wait_s=args.wait)
-    if args.json:
-        _print_json(to_json(job))
-    elif before.state.is_final:
-        print(f"{job.spec.id} had ended: {job.state} ({job.reason})")
+    if before.state.is_final:
+        if args.json:
+            _print_json(to_json(before))
+        else:
+            print(f"{before.spec.id} had ended: {before.state} ({before.reason})")
+        return 0
+    if args.wait > 0 and holds_gpus(before.spec):
+        (end,) = stop_servers([before.spec.id], timeout_s=args.wait)
+        job, is_clean, words = end.job, end.is_clean, end.words
+        facts = {**to_json(job), "stop": end.as_json()}
     else:
-        print(f"{job.spec.id} {job.state}" + (f": {job.reason}" if job.reason else ""))
-    return 0 if job.state.is_final else 124
+        job = folder.stop(before.spec.id, wait_s=args.wait)
+        is_clean, words, facts = True, job.reason, to_json(job)
+    if args.json:
+        _print_json(facts)
+    else:
+        text = f"{job.spec.id} {job.state}" + (f": {words}" if words else "")
+        print(text) if is_clean else print(f"k2tui: {text}", file=sys.stderr)
+    return 124 if not job.state.is_final else 0 if is_clean else 1
 
 
 def _submit(args: argparse.Namespace) -> int:

@@ -77,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if not url:
         from k2tui import config
 
-        profile = config.load().get_profile("")
-        url = f"http://{profile.host}:{profile.port}"
+        url = config.load().get_profile("").url
     out = Path(args.out)
     every = (p for path in args.prompts for p in read_prompts(Path(path), multi_turn=not args.first_turn))
     prompts, left_out = select(every, None, balance=args.balance, per_source=args.per_source, seed=args.seed)

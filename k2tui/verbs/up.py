@@ -36,7 +36,7 @@ def check_port(port: int | None) -> None:
         raise UsageError(f"--port {port} is no port", "ports go from 1 to 65535")
 
 
-def _gpus(text: str) -> Any:
+def parse_gpus(text: str) -> Any:
     """ "auto", "4" (how many) or "0,1,2" (which) as a profile's `gpus`."""
     from k2tui.errors import UsageError
 
@@ -68,7 +68,7 @@ def params_of(args: argparse.Namespace) -> dict[str, Any]:
         "model": args.model,
         "draft": args.draft,
         "args": list(args.args) or None,
-        "gpus": _gpus(args.gpus) if args.gpus else None,
+        "gpus": parse_gpus(args.gpus) if args.gpus else None,
         "env": dict(_pair(text) for text in args.env) or None,
         "node_rank": args.node_rank,
     }

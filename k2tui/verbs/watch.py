@@ -53,8 +53,9 @@ def _url_of(pid: int) -> str:
         key, eq, value = part.partition("=")
         if key in found:
             found[key] = value if eq else (argv[i + 1] if i + 1 < len(argv) else "")
-    host = "127.0.0.1" if found["--host"] in ("0.0.0.0", "::") else found["--host"]
-    return f"http://{host}:{found['--port']}" if found["--port"].isdigit() else ""
+    from k2tui.config import Profile
+
+    return Profile(host=found["--host"], port=int(found["--port"])).url if found["--port"].isdigit() else ""
 
 
 def _job_of(what: str | Path) -> Any:

@@ -29,14 +29,14 @@ def test_a_stranger_on_the_port_is_named(tmp_path: Path) -> None:
         threading.Thread(target=other.serve_forever, daemon=True).start()
 
     argv = [sys.executable, "-c", "import time; time.sleep(60)"]  # a server that is slow to load
-    there = ("127.0.0.1", port)
+    url = f"http://127.0.0.1:{port}"
     try:
         with (
             pytest.raises(
                 NotReadyError, match=rf"port {port} is held by another process \(pid {os.getpid()}, "
             ),
             own_server(
-                argv, {}, there, tmp_path / "root", tmp_path / "log", tmp_path / "site", say=open_other
+                argv, {}, url, (), tmp_path / "root", tmp_path / "log", tmp_path / "site", say=open_other
             ),
         ):
             raise AssertionError("it captures nothing")
@@ -45,7 +45,7 @@ def test_a_stranger_on_the_port_is_named(tmp_path: Path) -> None:
             pytest.raises(
                 NotReadyError, match=rf"port {port} is taken by another server \(pid {os.getpid()}"
             ),
-            own_server(argv, {}, there, tmp_path / "root", tmp_path / "log", tmp_path / "site"),
+            own_server(argv, {}, url, (), tmp_path / "root", tmp_path / "log", tmp_path / "site"),
         ):
             raise AssertionError("the port is taken")
     finally:

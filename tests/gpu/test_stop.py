@@ -15,7 +15,7 @@ import pytest
 from k2tui import lifecycle
 from k2tui.core.job import JobSpec, JobState
 from k2tui.jobs import folder
-from k2tui.lifecycle import Ending, stop_servers
+from k2tui.lifecycle import Ending, stop_child, stop_servers
 from k2tui.sources.nvml import NvmlSampler
 
 GIB = 1 << 30
@@ -55,8 +55,8 @@ def test_memory_that_the_driver_gives_back_late_is_waited_for(fake) -> None:
     late.start()
     (end,) = stop_servers([job_id])
     late.join()
-    assert end.is_clean and end.job.state is JobState.STOPPED and end.took_s >= 2.5
-    assert end.freed_b == 78 * GIB and "78.0 GiB of GPU memory are free again" in end.words
+    assert end.is_clean and end.job.state is JobState.STOPPED and end.rest.took_s >= 2.5
+    assert end.rest.freed_b == 78 * GIB and "78.0 GiB of GPU memory are free again" in end.words
 
 
 def test_memory_that_stays_is_named_with_its_holder(fake) -> None:
@@ -66,7 +66,7 @@ def test_memory_that_stays_is_named_with_its_holder(fake) -> None:
     ending = Ending(job_id, sampler.take)
     ending.order()
     end = ending.finish(30, free_wait_s=0.5)
-    assert not end.is_clean and end.held_b == 78 * GIB
+    assert not end.is_clean and end.rest.held_b == 78 * GIB
     assert f"pid {pid}, which has ended: the driver still counts it" in end.words
     sampler.stop()
 
@@ -80,7 +80,7 @@ def test_another_program_that_takes_the_memory_is_named(fake) -> None:
     folder.wait(job_id, timeout_s=30)
     fake.show(scene(fake, 60, (os.getpid(), 58)))
     end = ending.finish(30, free_wait_s=0.5)
-    (held,) = end.held
+    (held,) = end.rest.held
     assert held.pid == os.getpid() and held.memory_b == 58 * GIB and held.gpu_index == 0
     assert folder.get(job_id).state is JobState.STOPPED
     sampler.stop()
@@ -94,7 +94,7 @@ def test_free_memory_before_the_start_counts_where_nvml_names_no_process(fake) -
     ending = Ending(job_id, sampler.take, free_before={0: total - 2 * GIB})
     ending.order()
     end = ending.finish(30, free_wait_s=0.5)
-    assert [h.who for h in end.held] == ["no process that NVML names"] and end.held_b == 78 * GIB
+    assert [h.who for h in end.rest.held] == ["no process that NVML names"] and end.rest.held_b == 78 * GIB
     sampler.stop()
 
 
@@ -127,7 +127,7 @@ def test_a_process_that_outlives_the_end_is_killed(fake, monkeypatch: pytest.Mon
     end = ending.finish(0.5, free_wait_s=10)
     clear.join()
     waker.join()
-    assert {pid, rank} <= set(end.killed) and end.left == ()
+    assert {pid, rank} <= set(end.rest.killed) and end.rest.left == ()
     assert end.is_clean, end.words
 
 
@@ -144,3 +144,43 @@ def test_down_says_what_is_held_and_fails(cli, monkeypatch: pytest.MonkeyPatch) 
     (stopped,) = json.loads(out)["stopped"]
     assert child.returncode == 0 and stopped["is_clean"] and stopped["freed_b"] == 78 * GIB
     assert cli.run("down").stderr == "nothing is running\n"
+
+
+def test_jobs_stop_follows_a_server_to_the_end_of_its_memory(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K2TUI_HOME", cli.env["K2TUI_HOME"])
+    job_id, pid = serve(OBEYS)
+    cli.make.idle(1).gpu(0, "used", 80 * GIB).proc(0, pid, 78 * GIB).write(cli.scene_path)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "k2tui", "jobs", "stop", job_id, "--json"],
+        env=cli.env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    folder.wait(job_id, timeout_s=30)
+    assert child.poll() is None  # the job has ended, its memory is still held
+    cli.make.idle(1).gpu(0, "used", 1 * GIB).write(cli.scene_path)
+    out, _ = child.communicate(timeout=60)
+    told = json.loads(out)
+    assert child.returncode == 0 and told["state"] == "stopped" and told["stop"]["freed_b"] == 78 * GIB
+
+
+def test_a_child_is_stopped_with_its_ranks_and_its_memory_waited_for(fake) -> None:
+    """As `extract` stops the server that it started: the rank that ignores TERM is killed, memory that stays is named."""
+    body = (
+        "import subprocess, sys, time\n"
+        f"p = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}])\n"
+        "print(p.pid, flush=True)\ntime.sleep(600)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", body], stdout=subprocess.PIPE, text=False, start_new_session=True
+    )
+    assert child.stdout is not None
+    rank = int(child.stdout.readline())
+    fake.show(scene(fake, 80, (rank, 78)))
+    late = threading.Timer(4.0, fake.show, [scene(fake, 1)])
+    late.start()
+    rest = stop_child(child, gpus=(0,), grace_s=5)
+    late.join()
+    child.stdout.close()
+    assert child.returncode == -signal.SIGTERM and rest.killed == (rank,)
+    assert rest.is_clean and rest.freed_b == 78 * GIB and rest.took_s >= 2.5

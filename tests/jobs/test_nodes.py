@@ -16,9 +16,10 @@ from k2tui import config, doctor
 from k2tui.core.job import JobState
 from k2tui.errors import K2Error
 from k2tui.jobs import folder, procs
+from k2tui.jobs.chain import load_chain, open_run
 from k2tui.lifecycle import stop_servers
 from k2tui.nodes import remote_argv
-from k2tui.orders import submit_stage
+from k2tui.orders import retry_job, submit_stage
 
 from .sshd import Sshd, why_not
 from .world import until
@@ -170,6 +171,35 @@ def test_a_server_that_ends_takes_its_node_along(cluster: Cluster) -> None:
     until(lambda: folder.get(node).state.is_final, 60)
     assert folder.get(node).state is JobState.SUCCEEDED
     assert [j["state"] for j in json.loads(cluster.there("jobs", "list", "--json"))["jobs"]] == ["stopped"]
+
+
+def test_a_pipeline_starts_and_stops_all_machines_and_a_retry_of_one_is_refused(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    (tmp_path / "p.toml").write_text(
+        f"""name = "two"
+[defaults]
+profile = "two"
+[[step]]
+name = "serve"
+needs = []
+gate = ["file:{model}/config.json"]
+[[step]]
+name = "look"
+needs = ["serve"]
+argv = ["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do grep -l 'rank 1' $K2TUI_HOME/jobs/*-node/output.log && exit 0; sleep 1; done; exit 1"]
+"""
+    )
+    summary = open_run(cluster.config, load_chain(tmp_path / "p.toml")).run()
+    assert summary["steps"]["look"]["action"] == "run"
+    server, node = cluster.jobs()
+    assert folder.get(server).state is folder.get(node).state is JobState.STOPPED
+    assert "stopped by the first node" in log(node)
+    for job_id in (server, node):
+        with pytest.raises(K2Error, match="one machine of a server on several") as caught:
+            retry_job(job_id)
+        assert caught.value.hint == "k2tui up two starts all of them"
 
 
 def test_doctor_asks_the_other_machines(cluster: Cluster) -> None:
