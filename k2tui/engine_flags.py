@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,11 +20,19 @@ _FIND = (
     "except m.PackageNotFoundError: print('')\n"
 )
 _SOURCES = {
-    "sglang": ("srt/server_args.py", "srt/arg_groups/**/*.py"),
+    "sglang": ("srt/server_args.py", "srt/arg_groups/fields/*.py"),
     "vllm": ("engine/arg_utils.py", "entrypoints/openai/cli_args.py", "entrypoints/cli/serve.py", "entrypoints/serve/**/cli_args.py"),
 }
 _LITERAL = re.compile(r"""["'](--[a-z][a-zA-Z0-9-]+)["']""")
-_FIELD = re.compile(r"^    ([a-z][a-z0-9_]*)\s*:\s*(?!.*Derived\()", re.MULTILINE)
+_FIELD = re.compile(r"^    ([a-z][a-z0-9_]*)\s*:", re.MULTILINE)
+_DECLARED = re.compile(r"^    [a-z][a-z0-9_]*\s*:\s*A\[", re.MULTILINE)  # SGLang after 0.5.12: the fields themselves are the arguments
+_RENAMED = (
+    ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"),
+    ("--cuda-graph-bs", "--cuda-graph-bs-decode"),
+    ("--disable-piecewise-cuda-graph", "--disable-prefill-cuda-graph"),
+    ("--piecewise-cuda-graph-max-tokens", "--cuda-graph-max-seq-len-prefill"),
+)
+"""The same thing in SGLang 0.5.12 and in 0.5.23, where the nearest spelling would be another thing. From the help texts of both."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +45,13 @@ class InstalledEngine:
     flags: frozenset[str]
 
 
-def find_engine(engine: str, python: str = "") -> InstalledEngine:
-    """Where the interpreter `python` ("" = this one) has the engine. Starts that interpreter once; imports and reads nothing of the engine."""
+def find_engine(engine: str, python: str = "", env: Mapping[str, str] | None = None) -> InstalledEngine:
+    """Where the interpreter `python` ("" = this one) has the engine. Starts that interpreter once; imports and reads nothing of the engine.
+
+    env: what the profile adds to the environment; its PYTHONPATH may be where the engine is.
+    """
     try:
-        run = subprocess.run([python or sys.executable, "-c", _FIND, engine], capture_output=True, text=True, timeout=20)
+        run = subprocess.run([python or sys.executable, "-c", _FIND, engine], capture_output=True, text=True, timeout=20, env={**os.environ, **(env or {})})
         lines = run.stdout.splitlines()
     except (OSError, subprocess.TimeoutExpired):
         lines = []
@@ -46,14 +59,17 @@ def find_engine(engine: str, python: str = "") -> InstalledEngine:
     return InstalledEngine(engine, folder, version, frozenset())
 
 
-def installed(engine: str, python: str = "") -> InstalledEngine:
+def installed(engine: str, python: str = "", env: Mapping[str, str] | None = None) -> InstalledEngine:
     """find_engine, with the flags that its sources declare."""
-    found = find_engine(engine, python)
+    found = find_engine(engine, python, env)
     return replace(found, flags=read_flags(engine, Path(found.package))) if found.package else found
 
 
 def read_flags(engine: str, package: Path) -> frozenset[str]:
-    """Every flag that the sources under `package` declare: literal "--x" and the fields of their argument classes."""
+    """Every flag that the sources under `package` declare: literal "--x" and the fields of their argument classes.
+
+    The same as the engine's own parser has (compared for SGLang 0.5.23), but for the "--no-x" of its switches.
+    """
     found: set[str] = set()
     for pattern in _SOURCES.get(engine, ()):
         for path in package.glob(pattern):
@@ -62,8 +78,37 @@ def read_flags(engine: str, package: Path) -> frozenset[str]:
             except OSError:
                 continue
             found.update(_LITERAL.findall(text))
-            found.update("--" + name.replace("_", "-") for name in _FIELD.findall(text))
+            if engine == "vllm":
+                found.update("--" + name.replace("_", "-") for name in _FIELD.findall(text))
+            elif _DECLARED.search(text):
+                found.update(_declared(text))
     return frozenset(found)
+
+
+def _declared(text: str) -> Iterator[str]:
+    """The flags of SGLang's `name: A[type, Arg(...)]` fields; one with its own `cli_name` stands there as a literal, `no_cli` is none."""
+    try:
+        classes = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef)]
+    except SyntaxError:  # of a newer Python
+        return
+    for item in (i for c in classes for i in c.body if isinstance(i, ast.AnnAssign)):
+        kind = item.annotation
+        if not (isinstance(item.target, ast.Name) and isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "A"):
+            continue
+        given = {k.arg for n in ast.walk(kind.slice) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Arg" for k in n.keywords}
+        if not given & {"no_cli", "cli_name"}:
+            yield "--" + item.target.id.replace("_", "-")
+
+
+def nearest(flag: str, flags: frozenset[str]) -> str:
+    """The flag that is meant by one that the engine lacks: its name in another version, else the nearest spelling; "" for none."""
+    for pair in _RENAMED:
+        if flag in pair and (other := pair[pair.index(flag) - 1]) in flags:
+            return other
+    opposite = {"--enable-": "--disable-", "--disable-": "--enable-"}
+    against = next((o for start, o in opposite.items() if flag.startswith(start)), "\0")
+    known = [f for f in flags if not f.startswith(against)]
+    return next(iter(difflib.get_close_matches(flag, known, n=1, cutoff=0.72)), "")
 
 
 def unknown_flags(argv: Sequence[str], flags: frozenset[str]) -> list[tuple[str, str]]:
@@ -79,6 +124,5 @@ def unknown_flags(argv: Sequence[str], flags: frozenset[str]) -> list[tuple[str,
             continue
         if len([f for f in flags if f.startswith(name)]) == 1:
             continue  # argparse takes an unambiguous beginning
-        near = difflib.get_close_matches(name, flags, n=1, cutoff=0.72)
-        out.append((word.split("=", 1)[0], near[0] if near else ""))
+        out.append((word.split("=", 1)[0], nearest(name, flags)))
     return out

@@ -14,7 +14,7 @@ from k2tui.config import Profile
 from k2tui.doctor import Finding, Severity, check_profile, free_port
 from k2tui.errors import K2Error, UsageError
 from k2tui.verbs._launch_text import command, print_findings
-from k2tui.verbs.up import _gpus, _pair
+from k2tui.verbs.up import _pair, parse_gpus
 
 ARGV = [
     "/opt/python",
@@ -66,11 +66,11 @@ def test_dry_run_and_profiles_fit_80_columns(
 
 
 def test_gpus_and_env_of_the_command_line() -> None:
-    assert (_gpus("auto"), _gpus("4"), _gpus("0,1"), _gpus("3,")) == ("auto", 4, [0, 1], [3])
+    assert (parse_gpus("auto"), parse_gpus("4"), parse_gpus("0,1"), parse_gpus("3,")) == ("auto", 4, [0, 1], [3])
     assert _pair("A=b=c") == ("A", "b=c")
     for bad in ("x", "1,y", ","):
         with pytest.raises(UsageError):
-            _gpus(bad)
+            parse_gpus(bad)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])

@@ -73,3 +73,18 @@ TRANSFORMERS_OFFLINE = "1"
     while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family) and time.time() < deadline:
         time.sleep(0.2)
     assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_the_flags_that_are_read_are_those_of_its_own_parser(sglang_venv: Path) -> None:
+    from k2tui.engine_flags import installed
+
+    code = (
+        "import argparse, json; from sglang.srt.server_args import ServerArgs; p = argparse.ArgumentParser(); ServerArgs.add_cli_args(p)\n"
+        "print(json.dumps([o for a in p._actions for o in a.option_strings if o.startswith('--')]))"
+    )
+    python = str(sglang_venv / "bin" / "python")
+    env = {**os.environ, "PYTHONPATH": f"{KIT}/stubs", "STUB_ROOTS": "torchvision,soundfile,triton", "SGLANG_USE_CPU_ENGINE": "1"}
+    said = subprocess.run([python, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stderr[-2000:]
+    own = {flag for flag in json.loads(said.stdout.splitlines()[-1]) if not flag.startswith("--no-")} - {"--help"}
+    assert installed("sglang", python).flags == own
