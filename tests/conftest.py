@@ -15,6 +15,9 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60
 settings.register_profile("new", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "new")
 
+# tests start hundreds of processes: without its bytecode kept each would compile the package anew (0.2 s and more)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

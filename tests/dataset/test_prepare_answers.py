@@ -41,9 +41,12 @@ class Odd:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128  # 5 would refuse some of 30 first calls: they come again after 1 and 3 s
+
+        self.http = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
 
 
 @pytest.fixture
@@ -73,6 +76,7 @@ DEEP = b"[" * 100_000
         ("/generate", b'{"output_ids": 4}', "no output_ids in the answer"),
         ("/generate", DEEP, "the answer is not JSON"),
     ],
+    ids=lambda value: repr(value)[:30],
 )
 def test_an_odd_answer_is_one_error(
     odd: Odd, tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, body: bytes, words: str

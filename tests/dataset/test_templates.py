@@ -98,8 +98,11 @@ def served(model: Scripted) -> Iterator[str]:
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # 5 would refuse some of many first calls: they come again after 1 s
+
+    server = Server(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:

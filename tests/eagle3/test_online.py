@@ -52,7 +52,7 @@ def servers():  # type: ignore[no-untyped-def]
     for drafts in (True, False):
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.drafts = drafts  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         made.append(server)
     yield [f"http://127.0.0.1:{s.server_address[1]}" for s in made]
     for s in made:

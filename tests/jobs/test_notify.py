@@ -56,7 +56,7 @@ def hook() -> Iterator[Any]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.got, server.answers = [], []  # type: ignore[attr-defined]
     server.url = f"http://127.0.0.1:{server.server_port}/secret-path"  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
