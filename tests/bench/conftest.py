@@ -39,17 +39,6 @@ class Mock:
         return self.get("/__truth")
 
 
-def free_port(start: int = 32310) -> int:
-    for port in range(start, 32399):
-        with socket.socket() as s:
-            try:
-                s.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no free port")
-
-
 @pytest.fixture(scope="session")
 def mock_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("gcc") or shutil.which("cc")
@@ -62,15 +51,19 @@ def mock_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mock_server(mock_binary: Path) -> Iterator[Mock]:
-    port = free_port()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     process = subprocess.Popen([str(mock_binary), f"port={port}"], stdout=subprocess.DEVNULL)
     server = Mock(port)
-    for _ in range(100):
+    end = time.monotonic() + 30
+    while True:
         try:
             server.get("/health")
             break
         except OSError:
-            time.sleep(0.05)
+            assert process.poll() is None and time.monotonic() < end, "the mock server did not start"
+            time.sleep(0.02)
     yield server
     process.terminate()
     process.wait()

@@ -38,7 +38,7 @@ def test_a_job_outlives_the_ssh_session_that_started_it(sshd: Sshd, home: Path, 
             sys.executable,
             "-S",
             "-c",
-            "import time; time.sleep(2.5); print('made it')",
+            f"import os, time\nwhile not os.path.exists({str(home / 'go')!r}): time.sleep(0.02)\nprint('made it')",
         ]
     )
     client = sshd.login(
@@ -53,6 +53,7 @@ def test_a_job_outlives_the_ssh_session_that_started_it(sshd: Sshd, home: Path, 
     client.wait(20)
     until(lambda: not sshd.sessions(), 20)
     assert procs.birth(job.pid or 0) and procs.birth(job.keeper_pid or 0)
+    (home / "go").touch()
     done = folder.wait(job.spec.id, 30)
     assert done.state is JobState.SUCCEEDED
     assert folder.log_path(job.spec.id).read_text() == "made it\n"
