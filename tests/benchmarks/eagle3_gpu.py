@@ -696,6 +696,8 @@ def main() -> None:
         default="",
         help="comma list of part:shape, run in turn; default: all, by the number of GPUs",
     )
+    parser.add_argument("--gpu", default="0", help="with --parts: the GPU to run them on (parts for two ranks take both)")
+    parser.add_argument("--keep", action="store_true", help="leave the data in --root, for another call")
     parser.add_argument("--deadline", type=float, default=560.0)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--part")
@@ -722,7 +724,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     lanes = [args.parts.split(",")] if args.parts else lanes_for(gpu_count())
     if len(lanes) == 1:
-        lane(lanes[0], "0", args, results)
+        lane(lanes[0], args.gpu, args, results)
     else:
         threads = [
             threading.Thread(target=lane, args=(one, str(n), args, results))
@@ -735,7 +737,8 @@ def main() -> None:
         for rest in lanes[2:]:
             lane(rest, "0,1", args, results)
     table(results)
-    shutil.rmtree(args.root, ignore_errors=True)
+    if not args.keep:
+        shutil.rmtree(args.root, ignore_errors=True)
 
 
 def gpu_count() -> int:
@@ -780,7 +783,7 @@ def lane(items: list[str], gpu: str, args: argparse.Namespace, results: dict[str
         while part != "data" and f"data:{shape}" not in results and not args.parts and deadline_left() > 25:
             time.sleep(0.5)
         say(f"== {item} (GPU {gpu})")
-        got = child(part, shape, args, gpu)
+        got = child(part, shape, args, "0,1" if part in TWO_RANKS else gpu)
         with LOCK:
             results[item] = got
             table(results)
@@ -793,6 +796,7 @@ def lane(items: list[str], gpu: str, args: argparse.Namespace, results: dict[str
 
 
 LOCK = threading.Lock()
+TWO_RANKS = ("cli2", "clishard")
 
 
 def table(results: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""Three starts of a real SGLang on this CPU, and what k2tui reads in their logs: a good one, a killed scheduler, a port in use.
+"""Three starts of a real SGLang, and what k2tui reads in their logs: a good one, a killed scheduler, a port in use.
 
     python tests/benchmarks/three_starts.py --venv VENV --kit KIT [--port 31090] [--keep FOLDER]
+    SITE=FOLDER python3 tests/benchmarks/three_starts.py --gpu --kit KIT [--tp 2]
 
-VENV: an environment with SGLang for the CPU. KIT: the folder with tiny_models.py and stubs/. Prints a table; exit code 1 when one
-of the three is read wrong.
+VENV: an environment with SGLang for the CPU. KIT: the folder with tiny_models.py and stubs/. With --gpu the starts are on GPUs, side by
+side: SGLang is in $SITE, KIT holds random_target.py and stubs/. Prints a table; exit code 1 when one of the three is read wrong.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -26,15 +28,30 @@ import psutil
 
 FLAGS = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph",
          "--disable-overlap-schedule", "--max-total-tokens", "8192"]  # fmt: skip
+# three servers on one GPU: small pools, and a share that holds whatever the others have taken
+GPU_FLAGS = ["--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none", "--mem-fraction-static", "0.85",
+             "--max-total-tokens", "16384", "--cuda-graph-max-bs", "4", "--disable-piecewise-cuda-graph"]  # fmt: skip
+
+
+def python_of(args: argparse.Namespace) -> str:
+    return sys.executable if args.gpu else str(args.venv / "bin/python")
+
+
+def environment(args: argparse.Namespace) -> dict[str, str]:
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if args.gpu:
+        return {**offline, "PYTHONPATH": f"{os.environ['SITE']}:{args.kit / 'stubs'}", "STUB_ROOTS": "soundfile,xgrammar,llguidance,flashinfer"}  # fmt: skip
+    return {
+        **offline, "PYTHONPATH": str(args.kit / "stubs"), "STUB_ROOTS": "torchvision,soundfile,triton", "PYTHONDONTWRITEBYTECODE": "1",
+        "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1",
+    }  # fmt: skip
 
 
 def start(args: argparse.Namespace, model: Path, log: Path) -> subprocess.Popen[bytes]:
-    env = {
-        **os.environ, "PYTHONPATH": str(args.kit / "stubs"), "STUB_ROOTS": "torchvision,soundfile,triton", "PYTHONDONTWRITEBYTECODE": "1",
-        "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-    }  # fmt: skip
+    env = environment(args)
+    flags = [*GPU_FLAGS, "--tp-size", str(args.tp)] if args.gpu else FLAGS
     argv = [
-        str(args.venv / "bin/python"),
+        python_of(args),
         "-m",
         "sglang.launch_server",
         "--model-path",
@@ -46,7 +63,7 @@ def start(args: argparse.Namespace, model: Path, log: Path) -> subprocess.Popen[
     ]
     with log.open("wb") as out:
         return subprocess.Popen(
-            [*argv, *FLAGS], stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+            [*argv, *flags], stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
 
 
@@ -152,25 +169,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--venv", type=Path, required=True)
+    parser.add_argument("--venv", type=Path)
     parser.add_argument("--kit", type=Path, required=True)
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--tp", type=int, default=1, help="tensor parallel size, with --gpu")
     parser.add_argument("--port", type=int, default=31090)
     parser.add_argument("--keep", type=Path, help="keep the logs there")
     args = parser.parse_args()
+    if args.venv is None and not args.gpu:
+        parser.error("give --venv, or --gpu")
     folder = args.keep or Path(tempfile.mkdtemp(prefix="k2tui-starts-"))
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model"
-    subprocess.run(
-        [str(args.venv / "bin/python"), str(args.kit / "tiny_models.py"), "llama", str(model), "16", "40KB"],
-        check=True,
-        capture_output=True,
-    )
+    maker = ["random_target.py", str(model), "2048", "16", "24MB"] if args.gpu else ["tiny_models.py", "llama", str(model), "16", "40KB"]  # fmt: skip
+    subprocess.run([python_of(args), str(args.kit / maker[0]), *maker[1:]], check=True, capture_output=True, env=environment(args))  # fmt: skip
     total = len(list(model.glob("*.safetensors")))
     wrong = 0
     print(f"{'start':18}{'state':8}{'cause':16}{'shards':>8}  line  proof")
-    for name, run, state, cause in STARTS:
-        log = folder / f"{name.replace(' ', '-')}.log"
-        got = run(args, model, log)
+    logs = {name: folder / f"{name.replace(' ', '-')}.log" for name, *_ in STARTS}
+    with ThreadPoolExecutor(len(STARTS) if args.gpu else 1) as pool:
+        runs = []
+        for number, (name, run, _, _) in enumerate(STARTS):
+            own = argparse.Namespace(**{**vars(args), "port": args.port + 200 * number})
+            runs.append(pool.submit(run, own, model, logs[name]))
+        found = [r.result() for r in runs]
+    for (name, _, state, cause), got in zip(STARTS, found, strict=True):
         shards = got["shards"] if isinstance(got["shards"], dict) else {}
         is_right = (got["state"], got["root_cause"]) == (state, cause) and (
             name != "good" or shards.get("done") == total

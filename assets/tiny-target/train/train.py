@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=0, help="tokens a row; 0 = 1024 on a GPU, 256 on a CPU")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--hidden", type=int, default=256, help="width, a multiple of 128 (768 with 12 layers: about 80 M parameters)")
+    parser.add_argument("--hidden", type=int, default=256, help="width, a multiple of 128 (512 with 32 layers: about 100 M parameters)")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--no-compile", action="store_true")
     args = parser.parse_args()
@@ -169,17 +169,18 @@ def main() -> int:
             logits = model(input_ids=block[:, :-1], use_cache=False).logits
         return F.cross_entropy(logits.float().flatten(0, 1), block[:, 1:].flatten())
 
-    step_loss = forward_loss
     if on_gpu and not args.no_compile:
         try:
-            compiled = torch.compile(forward_loss)
-            compiled(batch(streams["train"], rows, length, rng).to(device)).backward()
+            for layer in model.model.layers:  # by the layer: all share one compiled program, which is ready in seconds at any depth
+                layer.compile()
+            forward_loss(batch(streams["train"], rows, length, rng).to(device)).backward()
             optimizer.zero_grad(set_to_none=True)
-            step_loss = compiled
             print("compiled", flush=True)
         except Exception as err:  # no compiler on this machine: the plain path is slower, not wrong
             print(f"not compiled: {type(err).__name__}: {str(err)[:200]}", flush=True)
             torch._dynamo.reset()
+            for layer in model.model.layers:
+                layer._compiled_call_impl = None
             model.zero_grad(set_to_none=True)
 
     held = {k: windows(s, length, rows, 400_000 if on_gpu else 20_000) for k, s in streams["heldout"].items()}
@@ -224,7 +225,7 @@ def main() -> int:
             group["lr"] = args.lr * scale
         block = batch(streams["train"], rows, length, rng)
         block = block.pin_memory().to(device, non_blocking=True) if on_gpu else block
-        loss = step_loss(block)
+        loss = forward_loss(block)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
