@@ -149,7 +149,7 @@ def look(profile: Profile) -> Seen:
     python_error = f"python = {python!r} is no program" if python and not os.access(python, os.X_OK) else ""
     wants_engine = profile.engine in ("sglang", "vllm") and not python_error
     with ThreadPoolExecutor(3) as pool:
-        engine = pool.submit(installed, profile.engine, python) if wants_engine else None
+        engine = pool.submit(installed, profile.engine, python, profile.env) if wants_engine else None
         gpus = pool.submit(gpu_facts, profile.gpus)
         topology = pool.submit(read_topology) if profile.engine != "local" and (profile.tp_size > 1 or len(profile.gpus) > 1) else None
         model = _inspect(profile.model, "model")

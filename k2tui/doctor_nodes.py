@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def check_nodes(profile: Profile, version: str) -> Iterator[Finding]:
     """version: of the engine on this machine; the others must have the same. All nodes are asked at once."""
     given = {
-        "engine": profile.engine, "python": profile.python or profile.node_python, "model": model_path(profile.model),
+        "engine": profile.engine, "python": profile.python or profile.node_python, "env": dict(profile.env), "model": model_path(profile.model),
         "draft": model_path(profile.draft) if profile.draft else "", "gpus": list(profile.gpus),
     }  # fmt: skip
 

@@ -299,13 +299,13 @@ def _stop(job_id: str) -> dict[str, Any]:
 
 
 def _check() -> dict[str, Any]:
-    """What a start on this machine would meet: {python, engine, model, draft, gpus} on stdin."""
+    """What a start on this machine would meet: {python, engine, env, model, draft, gpus} on stdin."""
     from k2tui import __version__, checkpoint
     from k2tui.doctor import gpu_facts
     from k2tui.engine_flags import find_engine
 
     raw = json.loads(sys.stdin.read())
-    found = find_engine(str(raw["engine"]), str(raw["python"]))
+    found = find_engine(str(raw["engine"]), str(raw["python"]), raw.get("env"))
     models: dict[str, str] = {}
     for path in (raw.get("model"), raw.get("draft")):
         if path:

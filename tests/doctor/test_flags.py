@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from k2tui import config, engines, paths
-from k2tui.engine_flags import read_flags, unknown_flags
+from k2tui.engine_flags import find_engine, read_flags, unknown_flags
 from k2tui.parsing import parse_toml
 
 FLAGS = Path(__file__).parents[1] / "fixtures" / "flags"
