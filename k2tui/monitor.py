@@ -27,7 +27,7 @@ from k2tui.core.load import LoadView, State
 from k2tui.core.ports import LogPort
 from k2tui.core.server_jobs import is_live, shown_servers
 from k2tui.core.snapshot import Notice, ServerView, Snapshot, StageInfo
-from k2tui.errors import K2Error, NotReadyError
+from k2tui.errors import K2Error, NotReadyError, UsageError
 from k2tui.jobs import folder
 from k2tui.notify import Notifier
 from k2tui.orders import preview_stage, retry_job, submit_stage
@@ -404,8 +404,9 @@ class Monitor:
             self._check_inputs(stage, out)
         if stage == "serve":
             out.setdefault("profile", self._profile)
-        elif stage == "pipeline" and not out.get("file"):
-            out["file"] = self._chain_file
+        elif stage == "pipeline":
+            out["file"] = out.get("file") or self._chain_file
+            self._check_steps(out)
         elif stage in ("bench", "prepare", "extract", "evaluate") and not is_offline and not out.get("url"):
             for server in self._servers:
                 if server.http is not None and server.http.model_path and server.load.state in (State.READY, State.DEGRADED):
@@ -414,6 +415,19 @@ class Monitor:
             else:
                 raise NotReadyError("no server is ready", "start one and wait until it says ready")
         return out
+
+    @staticmethod
+    def _check_steps(params: Mapping[str, Any]) -> None:
+        """The steps that a pipeline is to run up to, or from, are steps of it. Raises UsageError naming the parameter and the nearest."""
+        from k2tui.jobs.chain import load_chain
+
+        chain = load_chain(params.get("file") or None)
+        for name in ("to", "start"):
+            if params.get(name):
+                try:
+                    chain.step(str(params[name]))
+                except UsageError as err:
+                    raise UsageError(f"{name}: {err.message}", err.hint) from None
 
     @staticmethod
     def _check_inputs(stage: str, params: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -57,3 +58,48 @@ def get(name: str) -> Stage:
         raise UsageError(f"unknown stage {name!r}", f"known stages: {', '.join(found)}")
     stage: Stage = importlib.import_module(f"{__name__}.{name}").STAGE
     return stage
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a parameter that is a number may be; both ends are allowed."""
+
+    least: float | None = None
+    most: float | None = None
+    whole: bool = True
+
+    @property
+    def words(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        if self.least is not None and self.most is not None:
+            return f"{kind} from {self.least:g} to {self.most:g}"
+        return kind if self.least is None else f"{kind} of at least {self.least:g}"
+
+
+PORT = Span(1, 65535)
+COUNT = Span(1)
+
+
+def check_numbers(stage: str, params: Mapping[str, Any], spans: Mapping[str, Span]) -> dict[str, int | float]:
+    """The numbers among params, read from the texts of a form too. Raises UsageError naming the parameter.
+
+    What is empty, or a {hole} that a pipeline fills later, is left out.
+    """
+    out: dict[str, int | float] = {}
+    for name, span in spans.items():
+        value = params.get(name)
+        if value is None or value == "" or (isinstance(value, str) and "{" in value):
+            continue
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            number = int(str(value)) if span.whole else float(str(value))
+            is_in = math.isfinite(number)  # a number of hundreds of digits is an OverflowError
+        except (ValueError, OverflowError):
+            number, is_in = 0, False
+        if (span.least is not None and number < span.least) or (span.most is not None and number > span.most):
+            is_in = False
+        if not is_in:
+            raise UsageError(f"{stage}: {name} must be {span.words}, not {str(value)[:40]!r}")
+        out[name] = number
+    return out

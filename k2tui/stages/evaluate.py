@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from k2tui.errors import UsageError
-from k2tui.stages import Stage, StagePlan
+from k2tui.stages import COUNT, Span, Stage, StagePlan, check_numbers
 
 _FLAGS = (
     "draft", "target", "states", "limit", "ttt_length", "num_steps", "chains", "max_tokens", "device", "accept", "url", "baseline_url", "prompts",
     "max_new_tokens", "temperature", "concurrency",
 )  # fmt: skip
+
+_NUMBERS = {
+    "limit": Span(0), "ttt_length": COUNT, "num_steps": COUNT, "chains": Span(0), "max_tokens": COUNT, "max_new_tokens": COUNT,
+    "temperature": Span(0, whole=False), "concurrency": COUNT,
+}  # fmt: skip
 
 
 def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
@@ -22,6 +27,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
         raise UsageError(
             f"evaluate: unknown parameter {unknown[0]!r}", "known: " + ", ".join((*_FLAGS, "profile"))
         )
+    check_numbers("evaluate", params, _NUMBERS)
     values = {k: v for k, v in params.items() if k in _FLAGS and v not in (None, "")}
     profile = config.get_profile(str(params.get("profile") or ""))
     if "prompts" in values or "url" in values:

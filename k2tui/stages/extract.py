@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from k2tui.errors import UsageError
-from k2tui.stages import Stage, StagePlan
+from k2tui.stages import COUNT, PORT, Span, Stage, StagePlan, check_numbers
 from k2tui.stages.serve import resolve_profile
 
 _FLAGS = (
     ("boundaries", "--boundaries"), ("dtype", "--dtype"), ("last", "--last"), ("limit", "--limit"), ("draft", "--draft"),
     ("profile", "--profile"), ("port", "--port"), ("concurrency", "--concurrency"), ("model", "--model"), ("probe", "--probe"),
 )  # fmt: skip
+
+_NUMBERS = {"limit": COUNT, "port": PORT, "concurrency": COUNT, "probe": Span(0)}
 
 
 def server_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,6 +34,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
             raise UsageError(
                 f"extract needs {key}", "data = tokenized_data.jsonl, out = a new folder for the states"
             )
+    check_numbers("extract", params, _NUMBERS)
     argv = [
         sys.executable,
         "-m",

@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from k2tui.errors import UsageError
-from k2tui.stages import Stage, StagePlan
+from k2tui.stages import COUNT, Span, Stage, StagePlan, check_numbers
 
 _FLAGS = (
     "url", "count", "per_source", "temperature", "top_p", "top_k", "max_new_tokens", "seed", "max_seq_len", "min_response",
     "repetition", "verify_every", "concurrency", "give_up_s",
 )  # fmt: skip
+_NUMBERS = {
+    "count": COUNT, "per_source": COUNT, "temperature": Span(0, whole=False), "top_p": Span(0, 1, whole=False), "top_k": Span(-1),
+    "max_new_tokens": COUNT, "seed": Span(), "max_seq_len": COUNT, "min_response": Span(0), "repetition": Span(0, whole=False),
+    "verify_every": Span(0), "concurrency": COUNT, "give_up_s": Span(0, whole=False),
+}  # fmt: skip
 _SWITCHES = ("balance", "first_turn", "keep_truncated", "keep_refusals", "no_thinking")
 
 
@@ -21,6 +26,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
     for key in ("prompts", "out"):
         if not params.get(key):
             raise UsageError(f"prepare needs {key}", "prompts = a file or folder of prompts, out = tokenized_data.jsonl")
+    check_numbers("prepare", params, _NUMBERS)
     prompts = params["prompts"]
     argv = [sys.executable, "-m", "k2tui", "prepare", "--out", str(params["out"])]
     for path in [prompts] if isinstance(prompts, str) else prompts:

@@ -10,9 +10,10 @@ from typing import Any
 from k2tui import engines
 from k2tui.config import parse_gpus
 from k2tui.errors import UsageError
-from k2tui.stages import Stage, StagePlan
+from k2tui.stages import COUNT, PORT, Span, Stage, StagePlan, check_numbers
 
 _OVERRIDES = ("port", "draft", "model", "host", "tp_size", "served_model_name", "node_rank")
+_NUMBERS = {"port": PORT, "tp_size": COUNT, "node_rank": Span(0)}
 
 
 def resolve_profile(config: Any, params: Mapping[str, Any]) -> Any:
@@ -20,6 +21,7 @@ def resolve_profile(config: Any, params: Mapping[str, Any]) -> Any:
     profile = config.get_profile(str(params.get("profile") or ""))
     known = {f.name for f in fields(profile)}
     changes = {k: params[k] for k in _OVERRIDES if params.get(k) is not None and k in known}
+    changes |= check_numbers("serve", changes, _NUMBERS)
     if params.get("args"):
         changes["args"] = (*profile.args, *params["args"])
     if params.get("gpus") is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from k2tui.errors import UsageError
-from k2tui.stages import Stage, StagePlan
+from k2tui.stages import COUNT, Span, Stage, StagePlan, check_numbers
 
 _FLAGS = (
     "init", "eval_states", "held_out", "epochs", "max_steps", "batch_size", "max_tokens", "max_length", "ttt_length", "decay", "mask", "denominator",
@@ -17,6 +17,15 @@ _FLAGS = (
 )  # fmt: skip
 _SWITCHES = ("shard", "no_compile", "recompute", "tensorboard", "no_resume", "keep_first", "json")
 _OWN = ("states", "target", "out", "profile", "gpus", "nproc")
+
+_SHARE = Span(0, 1, whole=False)
+_NUMBERS = {
+    "nproc": COUNT, "held_out": _SHARE, "epochs": COUNT, "max_steps": Span(0), "batch_size": COUNT, "max_tokens": COUNT,
+    "max_length": Span(0), "ttt_length": COUNT, "decay": _SHARE, "lr": Span(0, whole=False), "warmup_ratio": _SHARE,
+    "clip": Span(0, whole=False), "weight_decay": Span(0, whole=False), "beta2": _SHARE, "seed": Span(), "draft_vocab_size": Span(0),
+    "chunk_rows": COUNT, "eval_every": Span(0), "save_every": Span(0), "log_every": COUNT, "keep": Span(0), "patience": Span(0),
+    "num_steps": COUNT, "chains": Span(0),
+}  # fmt: skip
 
 
 def _gpus(value: Any) -> list[int]:
@@ -27,9 +36,12 @@ def _gpus(value: Any) -> list[int]:
         else str(value or "")
     )
     try:
-        return [int(p) for p in text.replace(" ", "").split(",") if p]
+        found = [int(p) for p in text.replace(" ", "").split(",") if p]
+        if all(i >= 0 for i in found):
+            return found
     except ValueError:
-        raise UsageError(f"train: gpus must be numbers such as 0,1, not {value!r}")
+        pass
+    raise UsageError(f"train: gpus must be numbers such as 0,1, not {value!r}")
 
 
 def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
@@ -45,6 +57,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
                 f"train needs {key}",
                 "states = the folder that extract wrote, out = a folder for saves and drafts",
             )
+    check_numbers("train", params, _NUMBERS)
     target = str(params.get("target") or config.get_profile(str(params.get("profile") or "")).model)
     if not target:
         raise UsageError(

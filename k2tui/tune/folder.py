@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,16 +31,19 @@ def space_path(name: str) -> Path:
 def read_space(path: Path) -> Space:
     """A space file. Raises UsageError naming the file and line."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
+            raise UsageError(f"{path} is no regular file", "give the path of a TOML file")
         text = path.read_text(encoding="utf-8")
         raw = parse_toml(text)
     except FileNotFoundError:
         raise UsageError(
             f"no file {path}", "give a space.toml: docs/tune.md shows one, asset:tune-tiny is shipped"
         ) from None
-    except (OSError, UnicodeDecodeError) as err:
-        raise UsageError(f"{path}: {err}", "check the path and its permissions") from None
     except ParseError as err:
         raise UsageError(err.at(str(path)), "fix that line") from None
+    except (OSError, ValueError) as err:  # not UTF-8, a NUL in the name
+        why = getattr(err, "strerror", None) or err
+        raise UsageError(f"{path}: {why}", "check the path and its permissions") from None
     lines = {
         line.split("=", 1)[0].strip(): number
         for number, line in enumerate(text.splitlines(), 1)

@@ -80,6 +80,27 @@ def test_gpus_are_chosen_by_links_and_free_memory(fake, tmp_path):
     assert found["GPUs"].startswith("chosen now: 1, 3")
 
 
+def test_extract_and_pipelines_choose_gpus_as_a_start_does(fake, tmp_path):
+    from k2tui import stages
+    from k2tui.jobs.chain import load_chain, open_run
+    from k2tui.orders import preview_stage, settled
+
+    fake.show(fake.make.idle(4).gpu(0, "used", 50 << 30))
+    (tmp_path / "c.toml").write_text(
+        'default_profile = "a"\n[profile.a]\nengine = "sglang"\nmodel = "/m"\nport = 44010\ngpus = "auto"\n'
+    )
+    loaded = config.load(str(tmp_path / "c.toml"))
+    given = {"data": "d", "out": "o", "draft": "/drafts/x"}  # that draft is checked, never served
+    params = settled(loaded, "extract", given)
+    plan = stages.get("extract").plan(loaded, params)
+    assert plan.locks == ("port:44010", "gpu:1") and plan.argv[-2:] == ("--gpus", "1,")
+    assert "--gpus" in preview_stage(loaded, "extract", given)
+    assert "gpus" not in settled(loaded, "extract", {**given, "url": "http://127.0.0.1:1"})
+    (tmp_path / "p.toml").write_text('name = "p"\n[[step]]\nname = "serve"\nneeds = []\n')
+    run = open_run(loaded, load_chain(tmp_path / "p.toml"))
+    assert run._spec(run.chain.step("serve"), starts=True).env["CUDA_VISIBLE_DEVICES"] == "1"
+
+
 def test_gpus_of_one_node():
     assert gpus_per_node(Profile(tp_size=16, nodes=("b",))) == 8
     assert gpus_per_node(Profile(tp_size=2, args=("--pp-size", "2"))) == 4
