@@ -5,6 +5,7 @@ The manager runs in a mount namespace of its own, with an empty /run and its own
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -61,8 +62,11 @@ def inside(folder: Path) -> None:
     def cgroup_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cgroup").read_text().rpartition("0::")[2].strip()
 
-    def pids(group: Path) -> list[int]:
-        return [int(p) for f in group.rglob("cgroup.procs") for p in f.read_text().split()]
+    def kill_all(group: Path) -> None:
+        for path in group.rglob("cgroup.procs"):
+            for pid in path.read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
 
     runtime = Path(f"/run/user/{os.getuid()}")
     top = Path("/sys/fs/cgroup") / f"k2tui-test-{os.getpid()}"
@@ -112,8 +116,7 @@ def inside(folder: Path) -> None:
             "scope of the job": cgroup_of(job.pid or 0),
             "keeper is in it too": cgroup_of(job.keeper_pid or 0) == cgroup_of(job.pid or 0),
         }
-        for pid in pids(login):  # what logind does to the session's cgroup
-            os.kill(pid, signal.SIGKILL)
+        kill_all(login)  # what logind does to the session's cgroup
         shell.wait(10)
         size = jobs.log_path(kept).stat().st_size
         end = time.monotonic() + 10
@@ -137,8 +140,7 @@ def inside(folder: Path) -> None:
             process.kill()
             process.wait()
         Path("/sys/fs/cgroup/cgroup.procs").write_text(str(os.getpid()))
-        for pid in pids(top):
-            os.kill(pid, signal.SIGKILL)
+        kill_all(top)
         time.sleep(0.2)
         for group in sorted(top.rglob("*/"), reverse=True):
             group.rmdir()
