@@ -125,7 +125,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(condition: Callable[[], bool], seconds: float = 15) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

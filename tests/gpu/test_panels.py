@@ -330,7 +330,7 @@ def text_of(app) -> str:
     return "\n".join(strip.text for strip in strips[: app.size[1]])
 
 
-async def until(pilot, condition, seconds: float = 8.0) -> None:
+async def until(pilot, condition, seconds: float = 30.0) -> None:
     for _ in range(int(seconds / 0.05)):
         if condition():
             return

@@ -39,7 +39,7 @@ def spawn() -> Iterator:
             child.stdout.close()
 
 
-def wait_until(condition, timeout_s: float = 5.0) -> bool:
+def wait_until(condition, timeout_s: float = 30.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():
@@ -273,7 +273,7 @@ def test_one_signal_alone_is_the_users_choice():
         assert end_processes(target, how="TERM", grace_s=0.3)[0].outcome == "still there"
         assert child.poll() is None
         assert end_processes(target, how="KILL")[0].outcome == "killed"
-        assert child.wait(10) == -9
+        assert child.wait(30) == -9
     finally:
         child.kill()
         child.wait()

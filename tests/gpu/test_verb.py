@@ -53,7 +53,7 @@ def test_watch_as_json_lines_recorded_and_read_back(cli):
     child = subprocess.Popen(argv, env=cli.env, stdout=subprocess.PIPE, text=True)
     lines = [json.loads(child.stdout.readline()) for _ in range(4)]
     child.send_signal(signal.SIGINT)
-    assert child.wait(10) == 0
+    assert child.wait(30) == 0
     child.stdout.close()
     assert all(len(line["gpus"]) == 2 for line in lines) and lines[3]["taken_s"] > lines[0]["taken_s"]
     data = json.loads(cli.run("gpus", "--since", "1m", "--json").stdout)
@@ -145,7 +145,7 @@ def test_metrics_are_served_on_loopback_only(cli):
     child = subprocess.Popen(argv, env=cli.env, stderr=subprocess.PIPE, text=True)
     try:
         assert str(port) in child.stderr.readline()
-        deadline, text = time.monotonic() + 10, ""
+        deadline, text = time.monotonic() + 30, ""
         while "k2tui_gpu_utilization_ratio" not in text and time.monotonic() < deadline:
             text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
             time.sleep(0.05)
@@ -155,7 +155,7 @@ def test_metrics_are_served_on_loopback_only(cli):
         assert addresses == [f"0100007F:{port:04X}"]
     finally:
         child.send_signal(signal.SIGINT)
-        assert child.wait(10) == 0
+        assert child.wait(30) == 0
         child.stderr.close()
 
 

@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     root.mkdir()
     monkeypatch.setenv("K2TUI_HOME", str(root))
     yield root
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while (left := processes_of(root)) and time.monotonic() < until:
         time.sleep(0.05)
     for pid in left:

@@ -51,7 +51,7 @@ class Sshd:
             stdout=subprocess.DEVNULL,
             stderr=open(self.folder / "log", "wb"),
         )
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()

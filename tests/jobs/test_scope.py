@@ -117,9 +117,9 @@ def inside(folder: Path) -> None:
             "keeper is in it too": cgroup_of(job.keeper_pid or 0) == cgroup_of(job.pid or 0),
         }
         kill_all(login)  # what logind does to the session's cgroup
-        shell.wait(10)
+        shell.wait(30)
         size = jobs.log_path(kept).stat().st_size
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while jobs.log_path(kept).stat().st_size <= size and time.monotonic() < end:
             time.sleep(0.05)
         told["log went on"] = jobs.log_path(kept).stat().st_size > size
@@ -128,7 +128,7 @@ def inside(folder: Path) -> None:
             "plain": str(jobs.get(plain).state),
         }
         told["stopped"] = k2tui("jobs", "stop", kept).split()[1].rstrip(":")
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while Path(f"/proc/{job.keeper_pid}").exists() and time.monotonic() < end:
             time.sleep(0.05)  # it ends after its last words
         told["left over"] = [

@@ -172,7 +172,7 @@ def test_memory_is_bounded_and_the_producer_waits(tmp_path: Path, monkeypatch: p
 def test_patience_ends_in_a_refusal_never_in_a_cut_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda *a: (gate.wait(10), real(*a))[1])
+    monkeypatch.setattr(os, "pwrite", lambda *a: (gate.wait(60), real(*a))[1])
     writer = StatesWriter(tmp_path / "s", manifest(), "a", WriterLimits(pending_bytes=2000, min_free_b=0, threads=1))
     outcome = []
     for i in range(4):
@@ -205,7 +205,7 @@ def test_a_full_disk_pauses_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     writer = StatesWriter(tmp_path / "s", manifest(), "a", FREE)
     for i in range(5):
         write_sample(writer, i, *sample(i))
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not writer.stats.paused and time.monotonic() < end:
         time.sleep(0.02)
     assert "full" in writer.stats.paused
@@ -219,7 +219,7 @@ def test_a_full_disk_pauses_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 def test_room_that_must_stay_free_pauses_too(tmp_path: Path) -> None:
     writer = StatesWriter(tmp_path / "s", manifest(), "a", WriterLimits(min_free_b=1 << 60))
     write_sample(writer, 0, *sample(0))
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not writer.stats.paused and time.monotonic() < end:
         time.sleep(0.02)
     assert "kept free" in writer.stats.paused
