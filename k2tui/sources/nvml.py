@@ -10,6 +10,7 @@ Laws of this room:
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import math
 import os
@@ -23,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from k2tui.core.gpu import GpuProcess, GpuSample, GpuView, MigSlice, describe_throttle, explain_processes
+from k2tui.sources.nvml_calls import Calls
 from k2tui.sources.procs import ProcessFacts, ProcessTable, clean
 
 _ALL_LINKS = 0xFFFFFFFF
-_NO_INSTANCE = 0xFFFFFFFF
 _FI_MEMORY_TEMP = 82
 _FI_NVLINK_TX_KIB, _FI_NVLINK_RX_KIB = 138, 139
 _FI_PCIE_TX_BYTES, _FI_PCIE_RX_BYTES = 197, 198
@@ -124,6 +125,7 @@ class _Device:
 
     def __init__(self, nvml: Any, index: int, handle: Any, sampler: NvmlSampler) -> None:
         self.nvml = nvml
+        self.calls = sampler.calls
         self.index = index
         self.handle = handle
         self.sampler = sampler
@@ -140,12 +142,12 @@ class _Device:
         self.rates = {name: _Rate() for name in ("nvlink_tx", "nvlink_rx", "pcie_tx", "pcie_rx")}
         self.rate_values: dict[str, int | None] = {}
         self.processes: list[tuple[int, int | None, str, int | None]] = []
-        n = nvml
+        n, c = nvml, sampler.calls
         always, seldom, once = 0.0, 10.0, math.inf
         table: tuple[tuple[str, str, float, Callable[[Any], Any]], ...] = (
-            ("name", "name", once, n.nvmlDeviceGetName),
+            ("name", "name", once, lambda h: clean(str(n.nvmlDeviceGetName(h)))),
             ("uuid", "uuid", once, n.nvmlDeviceGetUUID),
-            ("pci", "PCI address", once, n.nvmlDeviceGetPciInfo),
+            ("pci", "PCI address", once, lambda h: clean(str(n.nvmlDeviceGetPciInfo(h).busId))),
             ("virtualization", "virtualisation mode", once, n.nvmlDeviceGetVirtualizationMode),
             ("slowdown", "slow-down temperature", once, lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 1)),
             ("shutdown", "shut-down temperature", once, lambda h: n.nvmlDeviceGetTemperatureThreshold(h, 0)),
@@ -158,29 +160,24 @@ class _Device:
             ("numa", "NUMA node", once, n.nvmlDeviceGetNumaNodeId),
             ("c2c", "chip-to-chip link", once, n.nvmlDeviceGetC2cModeInfoV),
             ("memory", "memory", always, self._memory),
-            ("utilization", "utilisation", always, self._utilization),
-            ("power", "power usage", always, n.nvmlDeviceGetPowerUsage),
-            ("temperature", "temperature", always, lambda h: n.nvmlDeviceGetTemperature(h, 0)),
-            ("sm", "SM clock", always, lambda h: n.nvmlDeviceGetClockInfo(h, 1)),
+            ("utilization", "utilisation", always, c.utilization),
+            ("power", "power usage", always, c.power),
+            ("temperature", "temperature", always, c.temperature),
+            ("sm", "SM clock", always, c.sm_clock),
             ("reasons", "throttle reasons", always, self._reasons),
-            ("compute", "processes", always, lambda h: _digest(n.nvmlDeviceGetComputeRunningProcesses(h))),
-            ("pstate", "performance state", 2.0, n.nvmlDeviceGetPerformanceState),
-            (
-                "graphics",
-                "graphics processes",
-                5.0,
-                lambda h: _digest(n.nvmlDeviceGetGraphicsRunningProcesses(h)),
-            ),
-            ("mps", "MPS processes", 5.0, lambda h: _digest(n.nvmlDeviceGetMPSComputeRunningProcesses(h))),
+            ("compute", "processes", always, c.compute),
+            ("pstate", "performance state", 2.0, c.pstate),
+            ("graphics", "graphics processes", 5.0, c.graphics),
+            ("mps", "MPS processes", 5.0, c.mps),
             ("usage", "process utilisation", 2.0, self._usage),
-            ("mem", "memory clock", 2.0, lambda h: n.nvmlDeviceGetClockInfo(h, 2)),
+            ("mem", "memory clock", 2.0, c.memory_clock),
             ("fields", "field values", 2.0, self._fields),
-            ("gen", "PCIe generation", 5.0, n.nvmlDeviceGetCurrPcieLinkGeneration),
-            ("width", "PCIe width", 5.0, n.nvmlDeviceGetCurrPcieLinkWidth),
+            ("gen", "PCIe generation", 5.0, c.pcie_generation),
+            ("width", "PCIe width", 5.0, c.pcie_width),
             ("limit", "power limit", seldom, n.nvmlDeviceGetEnforcedPowerLimit),
-            ("fan", "fan", 5.0, n.nvmlDeviceGetFanSpeed),
-            ("encoder", "encoder", 5.0, lambda h: n.nvmlDeviceGetEncoderUtilization(h)[0]),
-            ("decoder", "decoder", 5.0, lambda h: n.nvmlDeviceGetDecoderUtilization(h)[0]),
+            ("fan", "fan", 5.0, c.fan),
+            ("encoder", "encoder", 5.0, c.encoder),
+            ("decoder", "decoder", 5.0, c.decoder),
             ("energy", "energy", seldom, n.nvmlDeviceGetTotalEnergyConsumption),
             ("ecc", "ECC mode", 60.0, lambda h: n.nvmlDeviceGetEccMode(h)[0]),
             ("ecc_unc", "ECC errors", seldom, lambda h: n.nvmlDeviceGetTotalEccErrors(h, 1, 0)),
@@ -210,6 +207,7 @@ class _Device:
         self.slow_due = 0.0
         self.slow_figures: dict[str, Any] = {}
         self.reset_until = 0.0
+        self.is_watched = False
         # The slow one is left out of the first sample, and not all GPUs ask it in the same second.
         self.slots["pcie"].due = time.monotonic() + 3.0 + index
 
@@ -218,8 +216,7 @@ class _Device:
     def _memory(self, handle: Any) -> tuple[int, int, int | None]:
         """(total, used, reserved) in bytes. The second version of the call reports reserved apart, as nvidia-smi does."""
         try:
-            info = self.nvml.nvmlDeviceGetMemoryInfo(handle, version=self.nvml.nvmlMemory_v2)
-            return int(info.total), int(info.used), int(info.reserved)
+            return self.calls.memory(handle)
         except self.nvml.NVMLError as err:
             if err.value not in _FINAL:
                 raise
@@ -231,34 +228,26 @@ class _Device:
         info = self.nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
         return int(info.bar1Total), int(info.bar1Used)
 
-    def _utilization(self, handle: Any) -> tuple[int, int]:
-        """(GPU, memory) in percent of the time."""
-        rates = self.nvml.nvmlDeviceGetUtilizationRates(handle)
-        return int(rates.gpu), int(rates.memory)
-
     def _reasons(self, handle: Any) -> int:
         try:
-            return int(self.nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+            return self.calls.event_reasons(handle)
         except self.nvml.NVMLError as err:
             if err.value != _FUNCTION_NOT_FOUND:
                 raise
-            return int(self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+            return self.calls.throttle_reasons(handle)
 
     def _usage(self, handle: Any) -> bool:
         since_us = int((time.time() - 3.0) * 1e6)
-        newest: dict[int, tuple[int, int]] = {}
         try:
-            for sample in self.nvml.nvmlDeviceGetProcessUtilization(handle, since_us):
-                pid, stamp = int(sample.pid), int(sample.timeStamp)
-                if pid not in newest or stamp >= newest[pid][0]:
-                    newest[pid] = (stamp, min(100, int(sample.smUtil)))
+            usage = self.calls.usage(handle, since_us)
         except self.nvml.NVMLError as err:
             if err.value != _NOT_FOUND:  # "not found" = no process did anything since then
                 raise
-        self.usage = {pid: share for pid, (_, share) in newest.items()}
-        self.usage_of = frozenset(pid for pid, *_ in self._list_processes()) | newest.keys()
+            usage = {}
+        self.usage = usage
+        self.usage_of = frozenset(pid for pid, *_ in self._list_processes()) | usage.keys()
         self.usage_taken_s = time.time()
-        self.has_usage = self.has_usage or bool(newest)
+        self.has_usage = self.has_usage or bool(usage)
         return True
 
     def _retired(self, handle: Any) -> int:
@@ -314,7 +303,7 @@ class _Device:
     def _fields(self, handle: Any) -> int | None:
         """Take the counters into rates. Returns the memory's temperature, None on boards without the sensor (they say 0)."""
         self.rate_values = {}
-        found = {int(f.fieldId): _field_value(f) for f in self.nvml.nvmlDeviceGetFieldValues(handle, _FIELDS)}
+        found = self.calls.fields(handle)
         at = time.monotonic()
         self.rates_span_s = self.rates["nvlink_tx"].span(at) or self.rates["pcie_tx"].span(at)
         for name, field_id, to_kb in _COUNTERS:
@@ -341,29 +330,30 @@ class _Device:
     def sample(self, now: float, wall_s: float) -> GpuSample:
         """Ask what is due and compose the figures. A lost GPU keeps what is known of it and says so."""
         self.lost = self._ask(self.fast, now)
-        is_watched = self.index in self.sampler.watched
-        for key in _WATCHED:
-            slot = self.slots[key]
-            if slot.is_watched != is_watched:
-                slot.is_watched = is_watched
-                if is_watched and slot.due > now + _WATCHED_S and not slot.code:
+        if (self.index in self.sampler.watched) != self.is_watched:
+            self.is_watched = not self.is_watched
+            for slot in (self.slots[key] for key in _WATCHED):
+                slot.is_watched = self.is_watched
+                if self.is_watched and slot.due > now + _WATCHED_S and not slot.code:
                     slot.due = now + _WATCHED_S
                     self.slow_due = min(self.slow_due, slot.due)
         if not self.lost and self.slow_due <= now:
             self.lost = self._ask(self.slow, now)
-            self.slow_due = min(slot.due for slot in self.slow)
-            self.costly = max(1, sum(slot.cost_s > _COSTLY_S and slot.due != math.inf for slot in self.slow))
+            self.slow_due = min([slot.due for slot in self.slow])
+            self.costly = max(
+                1, sum([slot.cost_s > _COSTLY_S and slot.due != math.inf for slot in self.slow])
+            )
             self.slow_figures = self._slow_figures()
         self.last = self._compose_lost(wall_s) if self.lost else self._compose(now, wall_s)
         return self.last
 
     def _ask(self, slots: list[_Slot], now: float) -> str:
         """Ask those that are due. Returns why the GPU is lost, "" while it answers."""
-        nvml, sampler, handle = self.nvml, self.sampler, self.handle
+        nvml, sampler, handle, clock = self.nvml, self.sampler, self.handle, time.perf_counter
         for slot in slots:
             if slot.due > now:
                 continue
-            began = time.perf_counter()
+            began = clock()
             sampler.calling = (slot.label, self.index, began)
             try:
                 slot.value = slot.call(handle)
@@ -389,28 +379,35 @@ class _Device:
                 slot.value, slot.error, slot.due = None, clean(str(err)), now + _SLOWEST_S
             finally:
                 sampler.calling = None
-            cost = time.perf_counter() - began
+            cost = clock() - began
             if slot.due == math.inf:
+                continue
+            if slot.share == 0.0 and cost <= _SLOW_CALL_S:
+                slot.cost_s = cost
                 continue
             # the smaller of two: a call that was only interrupted is no costly one
             known = min(cost, slot.cost_s) if slot.asked != 1 or slot.needs_two else cost
             kinds = self.costly if slot.share == _SLOW_SHARE else 1
             wait = min(_SLOWEST_S, known * len(self.sampler.devices) * slot.share * kinds)
             slot.cost_s = cost
+            if slot.asked > 1 and not slot.code:
+                cost = known
             if cost > _SLOW_CALL_S:
                 wait = max(wait, min(_SLOWEST_S, cost * _SLOW_FACTOR))
             if slot.is_watched and cost < _SLOW_CALL_S:
                 wait = min(wait, _WATCHED_S)
                 slot.due = min(slot.due, now + _WATCHED_S) if not slot.code else slot.due
             if wait > slot.every_s and wait > _OFTEN_S:
-                if slot.asked == 2 or (slot.asked == 1 and not slot.needs_two):  # from here on the GPUs take turns
+                if slot.asked == 2 or (
+                    slot.asked == 1 and not slot.needs_two
+                ):  # from here on the GPUs take turns
                     wait *= 0.5 + self.index / max(1, len(self.sampler.devices)) / 2
                 slot.due = max(slot.due, now + wait)
         return ""
 
     def _compose_lost(self, wall_s: float) -> GpuSample:
         kept = self.last
-        name = clean(str(self.slots["name"].value or ""))
+        name = self.slots["name"].value or ""
         uuid = str(self.slots["uuid"].value or "")
         self.processes = []
         return GpuSample(
@@ -435,7 +432,7 @@ class _Device:
         return {
             "index": self.index,
             "uuid": str(value["uuid"] or ""),
-            "name": clean(str(value["name"] or "")),
+            "name": value["name"] or "",
             "enforced_power_limit_mw": value["limit"],
             "temperature_slowdown_c": value["slowdown"],
             "sm_clock_max_mhz": value["sm_max"],
@@ -468,7 +465,7 @@ class _Device:
             "mig": value["slices"] or (),
             "virtualization": _VIRTUALIZATION.get(value["virtualization"] or 0, ""),
             "nvlink_count": value["links"],
-            "bus_id": "" if value["pci"] is None else clean(str(value["pci"].busId)),
+            "bus_id": value["pci"] or "",
             "encoder_utilization": value["encoder"],
             "decoder_utilization": value["decoder"],
             "persistence": None if value["persistence"] is None else bool(value["persistence"]),
@@ -538,26 +535,8 @@ def _try(nvml: Any, call: Callable[[Any], Any], handle: Any) -> Any:
         return None
 
 
-def _digest(found: Any) -> tuple[tuple[int, int | None, int | None], ...]:
-    """(pid, GPU memory in bytes, MIG slice) of each process."""
-    out: list[tuple[int, int | None, int | None]] = []
-    for process in found:
-        used, instance = process.usedGpuMemory, getattr(process, "gpuInstanceId", _NO_INSTANCE)
-        slice_id = None if instance in (None, _NO_INSTANCE) else int(instance)
-        out.append((int(process.pid), None if used is None else int(used), slice_id))
-    return tuple(out)
-
-
 def _c2c_enabled(info: Any) -> bool:
     return info is not None and bool(int(getattr(info, "isC2cEnabled", 0)))
-
-
-def _field_value(field: Any) -> int | None:
-    if int(field.nvmlReturn) != 0:
-        return None
-    names = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-    kind = int(field.valueType)
-    return int(getattr(field.value, names[kind])) if kind < len(names) else None
 
 
 def _error_words(nvml: Any, err: Any) -> str:
@@ -584,6 +563,7 @@ class NvmlSampler:
     ) -> None:
         self.interval_s = interval_s
         self.calling: tuple[str, int, float] | None = None
+        self.calls: Calls  # bound at each initialisation
         self.watched: frozenset[int] = frozenset()
         self._with_processes = with_processes
         self._proc = proc
@@ -736,6 +716,7 @@ class NvmlSampler:
         try:
             self._nvml = importlib.import_module("pynvml")
             self._nvml.nvmlInit()
+            self.calls = Calls(self._nvml, _FIELDS)
         except ImportError:
             self._drop("nvidia-ml-py is not installed", "pip install nvidia-ml-py", now)
             return
@@ -959,6 +940,7 @@ def _to_process(
     )
 
 
+@functools.lru_cache(maxsize=256)
 def short_name(title: str, command: str) -> str:
     """What a narrow column shows: the title a server gave itself, the module of `python -m`, the script, or the program."""
     if "::" in title:

@@ -22,8 +22,10 @@ from k2tui.errors import K2Error, UsageError
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
 _MAX_COMMAND = 512
 _MAX_ANCESTORS = 24
-# A process title is set some seconds after the start, and parents die: slow facts are read again this often.
-_REFRESH_S = 5.0
+# A process title is set some seconds after the start: slow facts are read again this often while a process is young, and seldom
+# afterwards. A parent that dies shows at once, by another parent's pid.
+_REFRESH_S, _REFRESH_OLD_S = 5.0, 30.0
+_YOUNG_S = 60.0
 # The boot time in /proc/stat is whole seconds and moves with the clock, so a birth time told by another program may differ by
 # one; a pid cannot come round again within that.
 BIRTH_TOLERANCE_S = 2.0
@@ -74,32 +76,38 @@ class ProcessTable:
         self._proc = proc
         self._slow: dict[int, _Slow] = {}
         self._users: dict[int, str] = {}
+        # of one round: the ranks of a server have the same parents
+        self._jobs_above: dict[int, str] = {}
+        self._argvs: dict[int, list[str]] = {}
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._boot_s = _boot_time_s(proc)
 
     def read(self, pids: Iterable[int]) -> dict[int, ProcessFacts]:
         """Facts of the pids that exist here; one that does not (another PID namespace, already gone) is left out."""
-        now = time.monotonic()
+        now, wall_s = time.monotonic(), time.time()
         out: dict[int, ProcessFacts] = {}
         wanted = set(pids)
+        self._jobs_above.clear()
+        self._argvs.clear()
         for pid in wanted:
             stat = _read_stat(self._proc, pid)
             if stat is None:
                 continue
             ppid, session, cpu_ticks, start_ticks, rss_pages = stat
+            started_s = self._boot_s + start_ticks / self._ticks
             slow = self._slow.get(pid)
             if (
                 slow is None
                 or slow.start_ticks != start_ticks
                 or slow.ppid != ppid
-                or now - slow.read_at > _REFRESH_S
+                or now - slow.read_at > (_REFRESH_S if wall_s - started_s < _YOUNG_S else _REFRESH_OLD_S)
             ):
-                slow = self._read_slow(pid, ppid, start_ticks, now, slow)
+                slow = self._read_slow(pid, stat, now, slow)
                 self._slow[pid] = slow
             out[pid] = ProcessFacts(
                 pid=pid,
-                started_s=self._boot_s + start_ticks / self._ticks,
+                started_s=started_s,
                 ppid=ppid,
                 session=session,
                 uid=slow.uid,
@@ -116,7 +124,10 @@ class ProcessTable:
             del self._slow[pid]
         return out
 
-    def _read_slow(self, pid: int, ppid: int, start_ticks: int, now: float, old: _Slow | None) -> _Slow:
+    def _read_slow(
+        self, pid: int, stat: tuple[int, int, int, int, int], now: float, old: _Slow | None
+    ) -> _Slow:
+        ppid, session, _, start_ticks, _ = stat
         argv = _read_argv(self._proc, pid)
         title = clean(argv[0]) if argv else clean(_read_text(f"{self._proc}/{pid}/comm"))
         command = clean(" ".join(mask_argv(argv)))[:_MAX_COMMAND] if argv else title
@@ -126,7 +137,7 @@ class ProcessTable:
             uid = -1
         same = old is not None and old.start_ticks == start_ticks
         environ = _read_environ(self._proc, pid)
-        job_id = (old.job_id if same and old else "") or self._find_job(pid, ppid, environ)
+        job_id = (old.job_id if same and old else "") or _job_in(environ) or self._job_above(ppid)
         rank = parse_rank(title) or _rank_of(environ)
         return _Slow(
             start_ticks,
@@ -138,7 +149,7 @@ class ProcessTable:
             command,
             rank,
             job_id,
-            self._orphan(pid, argv, title, ppid, old if same else None),
+            self._orphan(pid, session, argv, title, ppid, old if same else None),
         )
 
     def _user(self, uid: int) -> str:
@@ -149,21 +160,27 @@ class ProcessTable:
                 self._users[uid] = str(uid) if uid >= 0 else ""
         return self._users[uid]
 
-    def _find_job(self, pid: int, ppid: int, environ: dict[str, str]) -> str:
-        """The job id in the environment of the process or of its nearest ancestor that has one.
+    def _job_above(self, ppid: int) -> str:
+        """The job id in the environment of the nearest ancestor that has one, beginning with this parent.
 
         A process that sets its title writes over its own environment, so the ancestors matter.
         """
-        job_id = _job_in(environ)
-        seen = {pid}
-        while not job_id and ppid > 1 and ppid not in seen and len(seen) < _MAX_ANCESTORS:
-            seen.add(ppid)
+        chain: list[int] = []
+        job_id = ""
+        while not job_id and ppid > 1 and ppid not in chain and len(chain) < _MAX_ANCESTORS:
+            if ppid in self._jobs_above:
+                job_id = self._jobs_above[ppid]
+                break
+            chain.append(ppid)
             job_id = _job_in(_read_environ(self._proc, ppid))
             stat = _read_stat(self._proc, ppid)
             ppid = stat[0] if stat else 0
+        self._jobs_above.update(dict.fromkeys(chain, job_id))
         return job_id
 
-    def _orphan(self, pid: int, argv: Sequence[str], title: str, ppid: int, old: _Slow | None) -> str:
+    def _orphan(
+        self, pid: int, session: int, argv: Sequence[str], title: str, ppid: int, old: _Slow | None
+    ) -> str:
         """Why the process is left over, or "". Only processes that a parent must feed are judged: a server's ranks, and
         children of Python's multiprocessing. Their parent is the server: a Python program of the same session, which neither
         an init process is nor whatever else adopts the children of the dead."""
@@ -173,10 +190,12 @@ class ProcessTable:
         is_child = any("multiprocessing" in part for part in argv[1:])
         if not (is_rank or is_child) or ppid <= 0:
             return ""  # a parent outside this namespace cannot be judged
-        parent = _read_argv(self._proc, ppid)
+        parent = self._argvs.get(ppid)
+        if parent is None:
+            parent = self._argvs[ppid] = _read_argv(self._proc, ppid)
         words = " ".join(parent) or _read_text(f"{self._proc}/{ppid}/comm")
-        own, above = _read_stat(self._proc, pid), _read_stat(self._proc, ppid)
-        is_adopted = own is not None and above is not None and own[1] not in (above[1], pid)
+        above = _read_stat(self._proc, ppid)
+        is_adopted = above is not None and session not in (above[1], pid)
         if "supervisord" in words or is_adopted or (old is not None and old.ppid != ppid):
             alive = False
         else:
@@ -209,7 +228,7 @@ def _read_argv(proc: str, pid: int) -> list[str]:
 
 def _read_environ(proc: str, pid: int) -> dict[str, str]:
     raw = _read_text(f"{proc}/{pid}/environ")
-    return dict(part.split("=", 1) for part in raw.split("\0") if "=" in part)
+    return dict([part.split("=", 1) for part in raw.split("\0") if "=" in part])
 
 
 def _job_in(environ: dict[str, str]) -> str:
@@ -345,7 +364,12 @@ def end_processes(
     the signals go through pidfds where the kernel has them, so a pid that comes round again is never hit.
     """
     term, kill = (signal.SIGTERM, grace_s, "ended"), (signal.SIGKILL, kill_s, "killed")
-    known = {"end": (term, kill), "TERM": (term,), "INT": ((signal.SIGINT, grace_s, "ended"),), "KILL": (kill,)}
+    known = {
+        "end": (term, kill),
+        "TERM": (term,),
+        "INT": ((signal.SIGINT, grace_s, "ended"),),
+        "KILL": (kill,),
+    }
     steps = known.get(how)
     if steps is None:
         raise UsageError(f"{how!r} is no way to end a process", "ways: " + ", ".join(known))

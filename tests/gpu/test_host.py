@@ -37,6 +37,24 @@ def test_this_machine(tmp_path):
     assert sampler.latest() is sample
 
 
+def test_cores_of_a_made_up_kernel(tmp_path):
+    """Idle and waiting for disks are not work; a core that comes later is shown from its second reading on; the rest is not read."""
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    sampler = HostSampler(state_dir=tmp_path, proc=str(proc))
+
+    def take(*cores: str) -> tuple[float, ...]:
+        (proc / "stat").write_text("cpu  9 9 9 9 9 9 9 9 0 0\n" + "\n".join(cores) + "\nintr 5 1 1\nctxt 7\n")
+        return sampler.take().cpu_percent_per_core
+
+    assert take("cpu0 100 0 0 100 0 0 0 0 0 0", "cpu1 0 0 0 0 0 0 0 0 0 0") == ()
+    assert take("cpu0 120 5 5 140 20 5 3 2 20 0", "cpu1 0 0 0 0 0 0 0 0 0 0", "cpu7 1 0 0 0 0 0 0 0 0 0") == (
+        40.0,
+        0.0,
+    )
+    assert take("cpu0 120 5 5 150 20 5 3 2 20 0", "cpu7 11 0 0 0 0 0 0 0 0 0") == (0.0, 100.0)
+
+
 def test_written_bytes_show_as_a_rate(tmp_path):
     sampler = HostSampler(state_dir=tmp_path)
     sampler.take()

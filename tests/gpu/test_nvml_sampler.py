@@ -12,6 +12,7 @@ import pytest
 
 from k2tui.core.gpu import GpuView
 from k2tui.sources.nvml import NvmlSampler
+from k2tui.sources.nvml_calls import Calls
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "nvml"
 
@@ -55,7 +56,9 @@ def test_recorded_serving_equals_what_nvidia_smi_said_then(fake):
     recording = json.loads((FIXTURES / "h200x2_serving.json").read_text())["trace"][0]["g"][0]
     scene = fake.make.recorded("h200x2_serving")(2)
     # its first moment, for ever
-    scene.lines = [s.replace("frame 1 ", "frame 0 ") for s in scene.lines if s.startswith("frame 1 ") or "frame" not in s]
+    scene.lines = [
+        s.replace("frame 1 ", "frame 0 ") for s in scene.lines if s.startswith("frame 1 ") or "frame" not in s
+    ]
     gpu = take(fake, scene).gpus[0]
     assert gpu.memory_used_b == recording["mem2"]["ok"]["used"]
     assert gpu.power_usage_mw == recording["power_mw"]["ok"]
@@ -225,25 +228,20 @@ def test_stop_does_not_wait_for_a_driver_that_hangs(fake):
             thread.join(10)
 
 
-def test_unsupported_getters_are_not_asked_again(fake, monkeypatch):
-    import pynvml
-
-    calls = {"fan": 0, "power": 0}
-    fan, power = pynvml.nvmlDeviceGetFanSpeed, pynvml.nvmlDeviceGetPowerUsage
-    monkeypatch.setattr(
-        pynvml, "nvmlDeviceGetFanSpeed", lambda h: calls.update(fan=calls["fan"] + 1) or fan(h)
-    )
-    monkeypatch.setattr(
-        pynvml, "nvmlDeviceGetPowerUsage", lambda h: calls.update(power=calls["power"] + 1) or power(h)
-    )
+def test_unsupported_getters_are_not_asked_again(fake):
     fake.show(fake.make.idle(1))
     sampler = NvmlSampler()
+    asked: list[str] = []
     try:
-        for _ in range(5):
+        sampler.take()
+        for key in ("fan", "power"):
+            slot = sampler.devices[0].slots[key]
+            slot.call = lambda h, key=key, real=slot.call: asked.append(key) or real(h)
+        for _ in range(4):
             sampler.take()
     finally:
         sampler.stop()
-    assert calls == {"fan": 1, "power": 5}
+    assert asked == ["power"] * 4
 
 
 def test_pcie_throughput_is_asked_on_request_only(fake, monkeypatch):
@@ -360,9 +358,14 @@ def test_costly_figures_are_asked_seldom_in_turns_and_say_how_old_they_are(fake,
 
         return call
 
-    for getter in ("ProcessUtilization", "FieldValues", "TotalEnergyConsumption"):
-        name = f"nvmlDeviceGet{getter}"
-        monkeypatch.setattr(pynvml, name, costly(getattr(pynvml, name)))
+    class Costly(Calls):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.usage, self.fields = costly(self.usage), costly(self.fields)
+
+    monkeypatch.setattr("k2tui.sources.nvml.Calls", Costly)
+    energy = costly(pynvml.nvmlDeviceGetTotalEnergyConsumption)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", energy)
     monkeypatch.setattr(time, "perf_counter", lambda: spent)
     fake.show(fake.make.busy(4).proc(0, os.getpid(), 5 << 30, sm=12))
     sampler = NvmlSampler()
@@ -391,3 +394,45 @@ def test_costly_figures_are_asked_seldom_in_turns_and_say_how_old_they_are(fake,
     sample = sampler.latest().gpus[0]
     assert sample.usage_taken_s is not None and sample.rates_span_s is not None and sample.rates_span_s >= 1.0
     sampler.stop()
+
+
+def test_the_bound_getters_answer_as_nvidia_ml_pys_own(fake):
+    """A list longer than the kept buffer, MIG slices' ids, values of all kinds; and an unknown function is said to be unknown."""
+    import pynvml
+
+    scene = fake.make.busy(2).gpu(1, "memtemp", 61)
+    for number in range(30):
+        scene.proc(1, 1000 + number, (number + 1) << 20 if number else -1, sm=number, mem=1)
+    scene.proc(0, 77, 5 << 30, at="1 0")
+    fake.show(scene)
+    pynvml.nvmlInit()
+    try:
+        fields = ((82, 0), (138, 0xFFFFFFFF), (9999, 0))
+        calls = Calls(pynvml, fields)
+        for index in (1, 0, 1):  # buffers are shared: the shorter answer must not show the longer one's rest
+            h = pynvml.nvmlDeviceGetHandleByIndex(index)
+            own = pynvml.nvmlDeviceGetComputeRunningProcesses(h)
+            ids = [None if p.gpuInstanceId == 0xFFFFFFFF else p.gpuInstanceId for p in own]
+            assert calls.compute(h) == tuple(
+                (p.pid, p.usedGpuMemory, i) for p, i in zip(own, ids, strict=True)
+            )
+            assert calls.usage(h, 0) == {
+                s.pid: s.smUtil for s in pynvml.nvmlDeviceGetProcessUtilization(h, 0)
+            }
+            memory = pynvml.nvmlDeviceGetMemoryInfo(h, version=pynvml.nvmlMemory_v2)
+            assert calls.memory(h) == (memory.total, memory.used, memory.reserved)
+            told = pynvml.nvmlDeviceGetFieldValues(h, list(fields))
+            assert calls.fields(h) == {
+                f.fieldId: f.value.uiVal if f.fieldId == 82 else f.value.ullVal
+                for f in told
+                if f.nvmlReturn == 0
+            }
+            assert calls.encoder(h) == pynvml.nvmlDeviceGetEncoderUtilization(h)[0]
+            assert calls.event_reasons(h) == pynvml.nvmlDeviceGetCurrentClocksEventReasons(h)
+        assert len(calls.compute(h)) == 30 and calls.compute(h)[0][1] is None
+        with pytest.raises(pynvml.NVMLError_FunctionNotFound):
+            calls._bind("NoSuchThing")(h)
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            calls.fan(h)
+    finally:
+        pynvml.nvmlShutdown()
