@@ -687,7 +687,7 @@ class BenchDb:
 def _loads(text: str | None) -> dict[str, Any]:
     try:
         value: Any = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -695,7 +695,7 @@ def _loads(text: str | None) -> dict[str, Any]:
 def _loads_list(text: str | None) -> list[str]:
     try:
         value: Any = json.loads(text or "[]")
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [str(v) for v in value] if isinstance(value, list) else []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import httpx
 from k2tui.core.workload import fingerprint
 from k2tui.errors import K2Error, NotReadyError, UsageError
 from k2tui.loadgen.jsonvalue import listing, mapping
+from k2tui.parsing import ParseError, parse_json
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ def _vocab_size(path: str, *infos: Mapping[str, Any]) -> int | None:
         if isinstance(info.get("vocab_size"), int):
             return int(info["vocab_size"])
     try:
-        config = mapping(json.loads((Path(path) / "config.json").read_text()))
-    except (OSError, ValueError):
+        config = mapping(parse_json((Path(path) / "config.json").read_bytes()))
+    except (OSError, ParseError):
         return None
     size = config.get("vocab_size") or mapping(config.get("text_config")).get("vocab_size")
     return size if isinstance(size, int) else None

@@ -14,6 +14,7 @@ from k2tui.core import workload as w
 from k2tui.core.workload import Prompt, Workload
 from k2tui.errors import UsageError
 from k2tui.loadgen.jsonvalue import listing, mapping
+from k2tui.parsing import ParseError, parse_json
 
 KINDS = ("random", "shared-prefix", "multi-turn", "mooncake", "sharegpt", "tokenized", "jsonl")
 DEFAULT_OUTPUT = 128  # tokens, where a file says nothing
@@ -86,8 +87,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 head = fh.read(1)
             fh.seek(0)
             if head == "[":
-                items: list[Any] = json.load(fh)
-                for number, item in enumerate(items, 1):
+                for number, item in enumerate(listing(parse_json(fh.read())), 1):
                     if not isinstance(item, dict):
                         raise UsageError(f"{path}: item {number} is no object")
                     yield number, mapping(item)
@@ -96,16 +96,16 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if not line.strip():
                     continue
                 try:
-                    found: Any = json.loads(line)
-                except ValueError as err:
-                    raise UsageError(f"{path}:{number}: not JSON ({err})") from None
+                    found: Any = parse_json(line)
+                except ParseError as err:
+                    raise UsageError(f"{path}:{number}: {err.message}") from None
                 if not isinstance(found, dict):
                     raise UsageError(f"{path}:{number}: a line must be an object {{...}}")
                 yield number, mapping(found)
-    except UsageError:
-        raise
-    except ValueError as err:
-        raise UsageError(f"{path}: not JSON ({err})") from None
+    except ParseError as err:
+        raise UsageError(err.at(str(path))) from None
+    except UnicodeDecodeError as err:
+        raise UsageError(f"{path}: not UTF-8 text (byte {err.start})") from None
     except OSError as err:
         raise UsageError(f"{path}: {err.strerror}", "give an existing file after --dataset KIND:") from None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from k2tui.core.workload import Prompt
+from k2tui.errors import UsageError
 
 PATHS = {"generate": "/generate", "completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
@@ -65,8 +66,15 @@ class Dialect:
         return {**common, "messages": talk, **self.extra}
 
     def request(self, body: Mapping[str, Any]) -> bytes:
-        """The whole HTTP request."""
-        raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        """The whole HTTP request. Raises UsageError for a prompt that cannot be written as JSON."""
+        try:
+            raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        except RecursionError:
+            raise UsageError("a prompt is nested too deeply to be sent") from None
+        except UnicodeEncodeError:
+            raise UsageError(
+                "a prompt holds half a character (a lone surrogate) and cannot be sent"
+            ) from None
         head = [
             f"POST {self.prefix}{PATHS[self.api]} HTTP/1.1",
             f"Host: {self.host}",

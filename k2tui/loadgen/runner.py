@@ -34,6 +34,7 @@ from k2tui.loadgen.gpuwatch import GpuWatch
 from k2tui.loadgen.jsonvalue import mapping
 from k2tui.loadgen.options import bounded_prompts, prompt_len
 from k2tui.loadgen.stream import Exchange
+from k2tui.parsing import ParseError, parse_json
 
 USAGE_EACH_MAX = 32  # in flight; above it a running count with every chunk would cost the server
 PREBUILT_BYTES = 64 << 20
@@ -157,9 +158,9 @@ def open_bench(args: argparse.Namespace) -> Bench:
     extra: dict[str, Any] = {}
     if args.extra_body:
         try:
-            found: Any = json.loads(args.extra_body)
-        except ValueError as err:
-            raise UsageError(f"--extra-body is no JSON: {err}") from None
+            found: Any = parse_json(args.extra_body)
+        except ParseError as err:
+            raise UsageError(f"--extra-body: {err.message}") from None
         if not isinstance(found, dict):
             raise UsageError("--extra-body must be a JSON object")
         extra = mapping(found)

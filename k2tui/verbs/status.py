@@ -107,5 +107,6 @@ def run(args: argparse.Namespace) -> int:
             figures.append(f"{b['output_throughput']:,.1f} tok/s")
         if b["ttft_p50_ms"]:
             figures.append(f"TTFT p50 {b['ttft_p50_ms']:.1f} ms")
-        print(f"newest benchmark: {clean(b['label'] or b['run_id'])}: {', '.join(figures)}")
+        told = ", ".join(figures) if b["output_throughput"] else "no figures (nothing completed)"
+        print(f"newest benchmark: {clean(b['label'] or b['run_id'])}: {told}")
     return 0

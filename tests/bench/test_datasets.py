@@ -18,6 +18,7 @@ import pytest
 
 from k2tui.errors import UsageError
 from k2tui.loadgen.datasets import Wanted, build
+from k2tui.loadgen.dialect import Dialect
 
 
 @dataclass
@@ -263,7 +264,11 @@ def test_any_jsonl(tmp_path: Path) -> None:
     ("kind", "text", "told"),
     [
         ("jsonl", '{"prompt": "a"}\n{"nothing": 1}\n', ":2: no prompt found"),
-        ("jsonl", '{"prompt": "a"}\nnot json\n', ":2: not JSON"),
+        ("jsonl", '{"prompt": "a"}\nnot json\n', ":2: not valid JSON"),
+        ("jsonl", '{"prompt": "a"}\n{"prompt": ' + "[" * 100_000 + "\n", ":2: nested too deeply"),
+        ("jsonl", "[\n" + "[" * 100_000, " line 2: nested too deeply"),
+        ("tokenized", '{"input_ids": [' + "1" * 5000 + "]}", ":1: a number of more than 4,300 digits"),
+        ("jsonl", "[{]", ": not valid JSON"),
         ("jsonl", '{"prompt": "a", "max_tokens": 0}\n', ":1: the output length 0"),
         ("jsonl", "[1]", "item 1 is no object"),
         ("jsonl", "", "no usable prompt"),
@@ -293,3 +298,8 @@ def test_workloads_differ_by_content_and_not_by_order_of_options(tmp_path: Path)
     a = write(tmp_path / "a.jsonl", {"prompt": "one"})
     b = write(tmp_path / "b.jsonl", {"prompt": "two"})
     assert build(Wanted(f"jsonl:{a}"), 1).params["sha"] != build(Wanted(f"jsonl:{b}"), 1).params["sha"]
+
+
+def test_a_prompt_that_no_request_can_hold_is_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="surrogate"):
+        Dialect("completions", "h").request({"prompt": "\ud800"})
