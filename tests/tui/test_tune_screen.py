@@ -34,6 +34,17 @@ RUN = TuneView(
 )
 
 
+def test_a_low_chart_shows_the_newest_and_always_the_selected_trial() -> None:
+    many = tuple(
+        Trial((("env", f"A{n:02}", "1"),), values=(50.0 + n, 51.0 + n), at_s=float(n)) for n in range(12)
+    )
+    run = replace(RUN, trials=(TRIALS[0], *many), now=None)
+    newest = words_of("tunechart", run, 38, 5)[1:]
+    assert [line.split()[0][:3] for line in newest] == ["A07", "A08", "A09", "A10", "A11"]
+    chosen = words_of("tunechart", run, 38, 5, trial_key=many[2].key)[1:]
+    assert chosen[0].split()[0].startswith("A02") and len(chosen) == 5
+
+
 async def until(pilot: Any, true: Any, seconds: float = 20.0) -> None:
     for _ in range(int(seconds / 0.05)):
         if true():
@@ -51,7 +62,8 @@ def test_table_has_marks_intervals_changes_and_causes() -> None:
     lines = words_of("tune", RUN)
     best, second, base, stalled, refused, now = lines[1:7]
     assert (
-        best.startswith("★ NCCL_PROTO=LL, num-contin")
+        best.startswith("★ NCCL_PROTO=LL, num")
+        and "decode-steps=4" in best  # cut in the middle: the end tells settings apart
         and "90.03 ±1" in best
         and "+41.6 ±" in best
         and "faster" in best
@@ -146,11 +158,17 @@ async def test_screen_seven_shows_the_run_and_opens_a_trials_log(
     app.backend.script = lambda now: replace(script(now), tune=RUN)
     async with app.run_test(size=size) as pilot:
         await pilot.press("7")
-        await until(
-            pilot, lambda: "★ NCCL_PROTO=LL" in text_of(app) and "tok_s_user by trial" in text_of(app)
+        await until(pilot, lambda: "★ NCCL_PROTO" in text_of(app) and "─ tok_s_user" in text_of(app))
+        text = text_of(app)  # headers whole, a bar for each trial at 80x24 too
+        assert "verdict or cause" in text
+        chart = text[text.index("─ tok_s_user") :]
+        assert all(
+            word in chart for word in ("as the profile", "stalled", "NCCL_PROTO=LL", "refused", "steps=4")
         )
         await pilot.press("down", "down", "down")
-        await until(pilot, lambda: "silent for 300 s in graph capture" in text_of(app))
+        await until(
+            pilot, lambda: "graph capture" in text_of(app)
+        )  # the whole cause, in two lines where it is narrow
         await pilot.press("enter")
         await until(pilot, lambda: "serve-2" in app.backend.logs)
         await pilot.press("escape")

@@ -19,7 +19,22 @@ from k2tui.core.tuning import (
     words,
 )
 from k2tui.tui import format as fmt
-from k2tui.tui.lines import Cell, Column, Glyphs, Line, Picture, Row, Seg, fit_line, table, text_line, wrap
+from k2tui.tui.lines import (
+    Cell,
+    Column,
+    Glyphs,
+    Line,
+    Picture,
+    Row,
+    Seg,
+    clean,
+    fit,
+    fit_line,
+    table,
+    text_line,
+    width,
+    wrap,
+)
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
@@ -43,14 +58,28 @@ VERDICTS = {
 def _columns(metric: str) -> tuple[Column, ...]:
     return (
         Column("", 1, keep=10),
-        Column("setting", 23, weight=3, keep=10, limit=60),
+        Column("setting", 26, weight=3, keep=10, limit=60),
         Column(NAMES.get(metric, metric), 13, keep=10, align=">"),
         Column("change", 14, keep=9, align=">"),
-        Column("verdict or cause", 14, weight=3, keep=8, limit=120),
+        Column("verdict or cause", 16, weight=3, keep=8, limit=120),
         Column("accept", 6, keep=6, align=">"),
         Column("ready", 6, keep=5, align=">"),
         Column("stop", 5, keep=2, align=">"),
     )
+
+
+def middle(text: str, cells: int, ellipsis: str) -> str:
+    """Exactly `cells` cells, cut in the middle: settings begin alike, and their ends tell them apart."""
+    text = clean(text)
+    room = cells - width(ellipsis)
+    if width(text) <= cells or room < 8:
+        return fit(text, cells, "<", ellipsis)
+    tail = ""
+    for char in reversed(text):
+        if width(char + tail) > room // 2:
+            break
+        tail = char + tail
+    return fit(text, room - width(tail), "<", "") + ellipsis + tail
 
 
 def sign(row: Ranked, g: Glyphs) -> Seg:
@@ -92,7 +121,7 @@ def _cells(row: Ranked, g: Glyphs) -> Sequence[Cell]:
     said = cause(trial) if failed else str(row.verdict or "")
     return (
         sign(row, g),
-        Seg(row.label, "bold" if row.mark == "best" else ""),
+        lambda cells: (Seg(middle(row.label, cells, g.ellipsis), "bold" if row.mark == "best" else ""),),
         Seg(
             trial.state if row.estimate is None else figure(row.estimate, g),
             STATES.get(trial.state, "bad") if failed else "bold" if row.mark == "best" else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from k2tui.core.tuning import Ranked, ranked, short
 from k2tui.tui.lines import Glyphs, Line, Picture, Row, Seg, fit, fit_line, line_width, text_line
 from k2tui.tui.panels import Panel
-from k2tui.tui.panels.tune import STATES, figure, sign
+from k2tui.tui.panels.tune import STATES, figure, middle, sign
 from k2tui.tui.view import View
 
 
@@ -60,29 +60,36 @@ def draw(view: View, width: int, height: int) -> Picture:
     rows = sorted(ranked(run.space, run.trials), key=lambda r: r.trial.at_s)
     low, high = axis(rows)
     base = next((r.estimate.value for r in rows if r.mark == "base" and r.estimate is not None), None)
-    value_w = 14
+    value_w = 14 if width >= 52 else 0  # beside the table, which has the figures, the bars take the room
     longest = max(line_width((Seg(r.label),)) for r in rows)
     label_w = max(8, min(longest, (width - value_w - 4) // 2))
-    cells = max(1, width - label_w - value_w - 4)
-    shown = rows[-max(1, height) :]  # the newest, when there is no room for all
+    cells = max(1, width - label_w - value_w - (4 if value_w else 3))
+    room = max(1, height)  # the newest, when there is no room for all, but never without the selected one
+    chosen = next((n for n, r in enumerate(rows) if r.trial.key == view.trial_key), len(rows))
+    first = max(0, min(len(rows) - room, chosen))
+    shown = rows[first : first + room]
     out: list[Row] = []
     for row in shown:
         line: Line = (
             sign(row, g) if row.mark or row.estimate is None else Seg(" "),
             Seg(
-                " " + fit(row.label, label_w, "<", g.ellipsis) + " ",
+                " " + middle(row.label, label_w, g.ellipsis) + " ",
                 "bold" if row.trial.key == view.trial_key else "",
             ),
             *bar_line(row, base, low, high, cells, g),
-            Seg(" " + fit("" if row.estimate is None else figure(row.estimate, g), value_w, ">", g.ellipsis)),
+            Seg(
+                " " + fit("" if row.estimate is None else figure(row.estimate, g), value_w, ">", g.ellipsis)
+                if value_w
+                else ""
+            ),
         )
         out.append(Row("", fit_line(line, width)))
-    hidden = f"{len(rows) - len(shown)} older not shown, " if len(shown) < len(rows) else ""
+    hidden = f"{len(shown)} of {len(rows)}, " if len(shown) < len(rows) else ""
     return Picture(
         tuple(out),
         None,
         (Seg(f"{hidden}{short(low)} to {short(high)}", "dim"),),
-        title=f"{run.space.metric} by trial",
+        title=f"{run.space.metric} by trial" if value_w else run.space.metric,
     )
 
 

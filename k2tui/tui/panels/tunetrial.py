@@ -6,7 +6,7 @@ from k2tui.core.tuning import Ranked, ranked, short
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Line, Picture, Row, Seg, fit, fit_line, line_width, text_line, wrap
 from k2tui.tui.panels import Panel
-from k2tui.tui.panels.tune import NAMES, STATES, change, figure
+from k2tui.tui.panels.tune import NAMES, STATES, change, figure, middle
 from k2tui.tui.view import View
 
 
@@ -42,7 +42,7 @@ def draw(view: View, width: int, height: int) -> Picture:
             shown = "left out" if value in (False, "") else "set" if value is True else str(value)
             pair(
                 {"env": "environment", "flag": "argument", "key": "profile"}.get(kind, kind),
-                Seg(name, "bold"),
+                Seg(middle(name, min(len(name), max(8, width - 12)), g.ellipsis), "bold"),
                 Seg(f" {shown}"),
             )
     else:
@@ -70,7 +70,7 @@ def draw(view: View, width: int, height: int) -> Picture:
     times = [f"ready after {fmt.duration(trial.ready_s)}"] if trial.ready_s is not None else []
     times += [f"stopped in {fmt.duration(trial.stop_s)}"] if trial.stop_s is not None else []
     if times:
-        pair("server", Seg(", ".join(times)))
+        pair("server", *(Seg(t + (", " if t is not times[-1] else "")) for t in times))
     if trial.held_b:
         pair("held", Seg(f"{fmt.size(trial.held_b)} of GPU memory were still held after the stop", "warn"))
     if trial.job_id:

@@ -30,13 +30,19 @@ class TuneScreen(Deck):
                 Slot("tunechart", 0, top, left, height - top),
                 Slot("tunetrial", left, top, width - left, height - top),
             )
-        frame = "rule" if height < 30 else "box"
+        if height < 30:  # low: bars beside the trial, so that there is a line for each
+            top = min(trials + 5, height - max(8, min(height // 2 - 1, 11)))
+            left = width // 2
+            return (
+                Slot("tune", 0, 0, width, top, "rule"),
+                Slot("tunechart", 0, top, left, height - top, "rule"),
+                Slot("tunetrial", left, top, width - left, height - top, "rule"),
+            )
         top = max(6, min(trials + 5, height // 2))
-        trial = 7 if height < 30 else 9
         return (
-            Slot("tune", 0, 0, width, top, frame),
-            Slot("tunechart", 0, top, width, height - top - trial, frame),
-            Slot("tunetrial", 0, height - trial, width, trial, frame),
+            Slot("tune", 0, 0, width, top),
+            Slot("tunechart", 0, top, width, height - top - 9),
+            Slot("tunetrial", 0, height - 9, width, 9),
         )
 
     def draw(self, view: View) -> None:
