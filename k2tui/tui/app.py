@@ -111,6 +111,7 @@ class Dashboard(QuietApp):
         self.view = View(self.snap, clock(), self.history, self.glyphs)
         self.server_key = ""
         self.gpu_sort = ""
+        self.job_sort = ""
         self.job_filter = ""
         self.process_pick = ProcessPick()
         self.messages: list[tuple[float, str, str]] = []
@@ -214,7 +215,7 @@ class Dashboard(QuietApp):
         deck = self.deck
         task_id = deck.selected_key("board") if deck is not None else ""
         self.view = View(
-            snap, self.clock(), self.history, self.glyphs, self.server_key, task_id, self.gpu_sort, process=self.process_pick, job_filter=self.job_filter
+            snap, self.clock(), self.history, self.glyphs, self.server_key, task_id, self.gpu_sort, process=self.process_pick, job_filter=self.job_filter, job_sort=self.job_sort
         )
         if self._notifications and self._last_key > self._told_at:
             self.clear_notifications()  # a key after it: it was seen, and `m` keeps it
@@ -694,6 +695,12 @@ class Dashboard(QuietApp):
             self.push_screen(Reader(f"Process {process.pid}", lines, copy="\n".join(facts)))
 
         self.order(self.backend.describe_process, process.pid, process.started_s, then=show)
+
+    def action_job_sort(self) -> None:
+        from k2tui.tui.panels.jobs import SORTS
+
+        self.job_sort = SORTS[(SORTS.index(self.job_sort) + 1) % len(SORTS)]
+        self.draw_now()
 
     def action_gpu_sort(self) -> None:
         from k2tui.tui.panels.gpus import sort_names

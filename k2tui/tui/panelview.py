@@ -44,6 +44,7 @@ class PanelView(RowList):
             view.trial_key,
             view.process,
             view.job_filter,
+            view.job_sort,
             view.board,
             int(view.now_s) if panel.ticks else int(view.now_s) // 5,
             [getattr(snap, name) for name in panel.needs],

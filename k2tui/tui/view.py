@@ -69,6 +69,7 @@ class View:
     board: BoardPick = field(default_factory=BoardPick)
     process: ProcessPick = field(default_factory=ProcessPick)
     job_filter: str = ""  # words that a job must have to be listed; "" = all
+    job_sort: str = ""  # one of panels.jobs.SORTS
 
     @property
     def server(self) -> ServerView | None:

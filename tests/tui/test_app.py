@@ -660,6 +660,26 @@ async def test_a_screen_is_left_once(make_app: Any) -> None:
         await until(pilot, lambda: len(app.screen_stack) == 1)
 
 
+async def test_jobs_are_sorted_by_what_the_user_picks(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("3")
+        await shows(pilot, "serve kimi-k25", "sort")
+        jobs = {job.spec.id: job for job in app.snap.jobs}
+
+        def keys(value: Any) -> list[Any]:
+            return [(jobs[key].state.is_final, value(jobs[key])) for key in app.screen.row_keys("jobs")]
+
+        for word, value in (("stage", lambda j: j.spec.stage), ("state", lambda j: j.state.value)):
+            await pilot.press("o")
+            await shows(pilot, f"by {word}")
+            assert len(jobs) > 2 and keys(value) == sorted(keys(value))
+        await pilot.press("o")
+        await shows(pilot, "by took")
+        await pilot.press("o")
+        await until(pilot, lambda: ", by " not in text_of(app))
+
+
 async def test_jobs_are_filtered_and_removed(make_app: Any) -> None:
     app = make_app("loading")
     async with app.run_test(size=(120, 40)) as pilot:

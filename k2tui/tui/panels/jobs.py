@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from k2tui.core.job import Job, JobState
 from k2tui.tui import format as fmt
@@ -124,7 +124,7 @@ def draw(view: View, width: int, height: int) -> Picture:
         return Picture(
             (Row("", text_line("No jobs yet. What you start goes on when you quit or lose the terminal.", "dim")),),
         )
-    shown = [job for job in sorted(jobs, key=lambda j: j.state.is_final) if matches(job, view.job_filter)]
+    shown = [job for job in ordered(jobs, view.job_sort, view.now_s) if matches(job, view.job_filter)]
     if not shown:
         return Picture((Row("", (Seg("No job has ", "dim"), Seg(view.job_filter, "warn"), Seg(".  "), Seg("/", "key"), Seg(" and Enter shows all.", "dim"))),))
     rows = [(job.spec.id, cells_of(job, view)) for job in shown]
@@ -133,7 +133,23 @@ def draw(view: View, width: int, height: int) -> Picture:
     note: Line = (Seg(f"{active} running" if active else "none running", "info" if active else "dim"), Seg(f" of {len(jobs)}", "dim"))
     if view.job_filter:
         note = (*note, Seg(f", {len(shown)} with {view.job_filter}", "accent"))
+    if view.job_sort:
+        note = (*note, Seg(f", by {view.job_sort}", "dim"))
     return Picture(lines, header, note, prefer=rows[0][0])
+
+
+SORTS = ("", "stage", "state", "took")  # "": newest first
+
+
+def ordered(jobs: Sequence[Job], sort: str, now_s: float) -> list[Job]:
+    """What has not ended first, then by `sort` (took: the longest first), then newest first as they come."""
+    keys: dict[str, Callable[[Job], str | float]] = {
+        "stage": lambda j: j.spec.stage,
+        "state": lambda j: j.state.value,
+        "took": lambda j: -(took_s(j, now_s) or 0.0),
+    }
+    key = keys.get(sort, lambda j: 0.0)
+    return sorted(jobs, key=lambda j: (j.state.is_final, key(j)))
 
 
 def matches(job: Job, words: str) -> bool:
@@ -150,6 +166,6 @@ PANEL = Panel(
     order=40,
     selectable=True,
     enter="open_job_log",
-    keys=(("r", "retry", "retry"), ("d", "stop_job", "stop job"), ("slash", "filter_jobs", "filter"), ("D", "delete_job", "delete")),
+    keys=(("r", "retry", "retry"), ("d", "stop_job", "stop job"), ("slash", "filter_jobs", "filter"), ("o", "job_sort", "sort"), ("D", "delete_job", "delete")),
     help="What k2tui started. Enter opens the log; the work goes on when the dashboard ends.",
 )
