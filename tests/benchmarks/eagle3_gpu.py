@@ -682,6 +682,9 @@ PARTS: dict[str, Any] = {
     "sfsmall": lambda p, r, o: part_specforge(
         p, r, o, max(1, p.batch // 4), "sdpa" if p.tiny else "flex_attention", False, "small"
     ),
+    "sfbig": lambda p, r, o: part_specforge(
+        p, r, o, 2 * p.batch, "sdpa" if p.tiny else "flex_attention", False, "big"
+    ),
     "sfacc": part_sf_accuracy,
 }
 

@@ -449,7 +449,7 @@ def main() -> int:
             server.kill()
             server.wait()
             time.sleep(6)
-            orphans = find_orphans(sampler.take())
+            orphans = [p for p in find_orphans(sampler.take()) if p.pid in ranks]  # never another program's
             report.say(
                 "server killed; orphans: "
                 + "; ".join(
