@@ -32,6 +32,14 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def none_left(still_there: Callable[[], list[psutil.Process]]) -> None:
+    """A keeper ends after its last words."""
+    deadline = time.time() + 30
+    while still_there() and time.time() < deadline:
+        time.sleep(0.1)
+    assert still_there() == []
+
+
 def test_demo_headless_from_nothing(still_there: Callable[[], list[psutil.Process]]) -> None:
     run = k2("demo", "--headless", "--json", "--port", str(free_port()))
     assert run.returncode == 0, run.stderr
@@ -40,10 +48,7 @@ def test_demo_headless_from_nothing(still_there: Callable[[], list[psutil.Proces
     assert 0 < facts["ready_s"] < 90
     assert [b["concurrency"] for b in facts["bench"]] == [1, 4]
     assert all(b["output_throughput"] > 0 and b["errors"] == 0 for b in facts["bench"])
-    deadline = time.time() + 30
-    while still_there() and time.time() < deadline:
-        time.sleep(0.2)
-    assert still_there() == []
+    none_left(still_there)
 
 
 def test_server_outlives_its_starter_and_is_found_again(still_there: Callable[[], list[psutil.Process]]) -> None:
@@ -76,8 +81,7 @@ def test_server_outlives_its_starter_and_is_found_again(still_there: Callable[[]
     down = k2("down")
     assert down.returncode == 0 and "stopped by the user" in down.stdout
     assert k2("down").returncode == 0
-    time.sleep(0.5)
-    assert still_there() == []
+    none_left(still_there)
 
 
 @pytest.fixture
