@@ -150,7 +150,7 @@ def part_pipeline(args: argparse.Namespace) -> None:
     else:
         settings = {"prepare.concurrency": 64, "prepare.max_new_tokens": 160, "bench.num_prompts": 48, "bench-draft.num_prompts": 48, "bench-untrained.num_prompts": 16,
                     "bench.concurrency": "[1,8,32]", "bench-draft.concurrency": "[1,8,32]", "bench.output_len": 160, "bench-draft.output_len": 160,
-                    "bench-untrained.output_len": 160, "train.epochs": 8, "train.lr": 1e-3, "train.ttt_length": 5, "train.batch_size": 16,
+                    "bench-untrained.output_len": 160, "train.epochs": 10, "train.lr": 1.5e-3, "train.ttt_length": 5, "train.batch_size": 32,
                     "train.eval_every": 200}  # fmt: skip
     argv = ["pipeline", "run", "--here", "--file", str(out / "pipeline.toml")]
     for key, value in settings.items():
