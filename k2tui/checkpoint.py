@@ -35,6 +35,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     params: int
     has_tokenizer: bool
+    has_chat_template: bool
 
     @property
     def is_complete(self) -> bool:
@@ -62,6 +63,16 @@ def read_header(path: Path) -> dict[str, Any]:
     if size != want:
         raise K2Error(f"{path.name}: {size:,} bytes, its header says {want:,}: cut short or still downloading")
     return header
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """In a file of its own (since transformers 4.43), or in tokenizer_config.json."""
+    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    try:
+        return bool(_json_file(folder / "tokenizer_config.json").get("chat_template"))
+    except K2Error:
+        return False
 
 
 def _json_file(path: Path) -> dict[str, Any]:
@@ -136,6 +147,7 @@ def _inspect(folder: str | Path) -> Checkpoint:
         config=config,
         params=params,
         has_tokenizer=any((path / n).exists() for n in ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")),
+        has_chat_template=_has_chat_template(path),
     )
 
 

@@ -259,6 +259,11 @@ def gpu_facts(wanted: tuple[int, ...] = ()) -> list[GpuFact]:
         return []
     found: list[GpuFact] = []
     try:
+        cuda = int(nvml.nvmlSystemGetCudaDriverVersion())
+        supports = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    except nvml.NVMLError:
+        supports = ""
+    try:
         for index in range(nvml.nvmlDeviceGetCount()):
             if wanted and index not in wanted:
                 continue
@@ -272,7 +277,7 @@ def gpu_facts(wanted: tuple[int, ...] = ()) -> list[GpuFact]:
                 capability = int(major) * 10 + int(minor)
             except nvml.NVMLError:
                 pass  # what this GPU does not tell stays unknown
-            found.append(GpuFact(index, name, capability, total, free))
+            found.append(GpuFact(index, name, capability, total, free, supports))
     except nvml.NVMLError:
         pass
     finally:
@@ -306,7 +311,9 @@ def _facts(seen: Seen, argv: list[str], version: str) -> LaunchFacts:
         weights_b=float(model.total_b) if isinstance(model, Checkpoint) and model.is_complete else None,
         draft_config=draft_config, draft_b=draft_b, draft_d2t=d2t,
         draft_names=names, num_steps=profile.speculative_num_steps, topk=profile.speculative_eagle_topk,
-        num_draft_tokens=profile.speculative_num_draft_tokens,
+        num_draft_tokens=profile.speculative_num_draft_tokens, **({} if seen.engine is None else {
+            "packages": seen.engine.packages, "wants": seen.engine.wants, "torch_cuda": seen.engine.torch_cuda,
+        }),
     )  # fmt: skip
 
 
@@ -343,6 +350,11 @@ def _check_model(what: str, found: Checkpoint | K2Error) -> Iterator[Finding]:
         yield Finding(f"{what} shards", Severity.OK, f"{len(found.shards)} shards complete, {found.total_b / 1e9:.2f} GB, {_many(found.params)} weights")
     if what == "model" and not found.has_tokenizer:
         yield Finding("tokenizer", Severity.WARNING, f"no tokenizer file in {path}", "copy tokenizer.json beside config.json")
+    elif what == "model" and not found.has_chat_template:
+        yield Finding(
+            "chat template", Severity.INFO, f"no chat template in {path}: right for a base model; /v1/chat/completions needs one",
+            "copy chat_template.jinja (or tokenizer_config.json) of the model, or give --chat-template",
+        )  # fmt: skip
 
 
 def _many(count: int) -> str:

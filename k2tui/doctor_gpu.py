@@ -41,7 +41,8 @@ def check_gpus() -> Iterator[Answer]:
     yield (
         "GPU driver",
         "ok",
-        f"{count} GPU{'s' if count != 1 else ''} ({', '.join(names)}), driver {view.driver_version}",
+        f"{count} GPU{'s' if count != 1 else ''} ({', '.join(names)}), driver {view.driver_version}"
+        + (f" (CUDA up to {view.cuda_version})" if view.cuda_version else ""),
         "",
     )
     for gpu in view.gpus:

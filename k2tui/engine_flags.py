@@ -9,16 +9,32 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-_FIND = (
-    "import importlib.util as u, importlib.metadata as m, sys\n"
-    "s = u.find_spec(sys.argv[1])\n"
-    "print(list(s.submodule_search_locations)[0] if s and s.submodule_search_locations else '')\n"
-    "try: print(m.version(sys.argv[1]))\n"
-    "except m.PackageNotFoundError: print('')\n"
-)
+from k2tui.parsing import parse_json
+
+_FIND = r"""
+import importlib.util as u, importlib.metadata as m, json, re, sys
+def folder(name):
+    s = u.find_spec(name)
+    return list(s.submodule_search_locations)[0] if s and s.submodule_search_locations else ''
+def version(name):
+    try: return m.version(name)
+    except m.PackageNotFoundError: return ''
+name = sys.argv[1]
+out = {'package': folder(name), 'version': version(name), 'wants': {}, 'cuda': ''}
+try: needs = m.requires(name) or []
+except m.PackageNotFoundError: needs = []
+for need in needs:
+    pin = re.fullmatch(r'([\w.-]+)(?:\[[^]]*\])?\s*==\s*([\w.+]+)', need.strip())
+    if pin: out['wants'][pin[1].replace('_', '-').lower()] = pin[2]
+out['packages'] = {p: v for p in sys.argv[2:] if (v := version(p))}
+try: out['cuda'] = (re.search(r"^cuda\b[^=\n]*= '([\d.]+)'", open(folder('torch') + '/version.py').read(), re.M) or ['', ''])[1]
+except OSError: pass
+print(json.dumps(out))
+"""
+_KERNELS = ("torch", "flashinfer-python", "sglang-kernel", "sgl-kernel", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "transformers")
 _SOURCES = {
     "sglang": ("srt/server_args.py", "srt/arg_groups/fields/*.py"),
     "vllm": ("engine/arg_utils.py", "entrypoints/openai/cli_args.py", "entrypoints/cli/serve.py", "entrypoints/serve/**/cli_args.py"),
@@ -37,12 +53,19 @@ _RENAMED = (
 
 @dataclass(frozen=True)
 class InstalledEngine:
-    """package: folder of the package ("" = not there). flags: every `--name` it declares; empty = its sources cannot be read."""
+    """package: folder of the package ("" = not there). flags: every `--name` it declares; empty = its sources cannot be read.
+
+    packages: versions of what does its work (kernels, torch, NCCL), where installed. wants: the versions that its own metadata pins.
+    torch_cuda: the CUDA that its torch was built for, "12.8"; "" for none.
+    """
 
     name: str
     package: str
     version: str
     flags: frozenset[str]
+    packages: Mapping[str, str] = field(default_factory=dict[str, str])
+    wants: Mapping[str, str] = field(default_factory=dict[str, str])
+    torch_cuda: str = ""
 
 
 def find_engine(engine: str, python: str = "", env: Mapping[str, str] | None = None) -> InstalledEngine:
@@ -51,12 +74,12 @@ def find_engine(engine: str, python: str = "", env: Mapping[str, str] | None = N
     env: what the profile adds to the environment; its PYTHONPATH may be where the engine is.
     """
     try:
-        run = subprocess.run([python or sys.executable, "-c", _FIND, engine], capture_output=True, text=True, timeout=20, env={**os.environ, **(env or {})})
-        lines = run.stdout.splitlines()
-    except (OSError, subprocess.TimeoutExpired):
-        lines = []
-    folder, version = [*lines, "", ""][:2]
-    return InstalledEngine(engine, folder, version, frozenset())
+        argv = [python or sys.executable, "-c", _FIND, engine, *_KERNELS]
+        run = subprocess.run(argv, capture_output=True, text=True, timeout=20, env={**os.environ, **(env or {})})
+        raw = parse_json(run.stdout.strip().rpartition("\n")[2])
+        return InstalledEngine(engine, raw["package"], raw["version"], frozenset(), raw["packages"], raw["wants"], raw["cuda"])
+    except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
+        return InstalledEngine(engine, "", "", frozenset())  # no interpreter, or none that answers
 
 
 def installed(engine: str, python: str = "", env: Mapping[str, str] | None = None) -> InstalledEngine:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 
 import pytest
 
-from k2tui import checkpoint
+from k2tui import checkpoint, doctor, paths
+from k2tui.config import Profile
 from k2tui.errors import K2Error
 
 
@@ -68,3 +70,16 @@ def test_packed_weights_count_as_weights_and_scales_do_not(tmp_path: Path) -> No
     header = json.dumps(tensors).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 80)
     assert checkpoint.inspect(tmp_path).params == 2 * 8 * 8 + 4
+
+
+def test_a_model_without_a_chat_template_is_told(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "model-00001-of-00064.safetensors"):
+        shutil.copy(paths.assets_dir() / "tiny-target" / name, tmp_path / name)
+    assert checkpoint.inspect(tmp_path).has_tokenizer and not checkpoint.inspect(tmp_path).has_chat_template
+    found = {f.check: f.severity for f in doctor.check_profile(Profile(name="p", engine="local", model=str(tmp_path), port=44004))}
+    assert found["chat template"] == "info"
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    assert checkpoint.inspect(tmp_path).has_chat_template
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    (tmp_path / "chat_template.jinja").write_text("x")
+    assert checkpoint.inspect(tmp_path).has_chat_template

@@ -24,6 +24,7 @@ class GpuFact:
     capability: int | None = None
     total_b: int | None = None
     free_b: int | None = None
+    driver_cuda: str = ""  # the CUDA that its driver supports, "13.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ class LaunchFacts:
     num_steps: int = 3
     topk: int = 1
     num_draft_tokens: int = 4
+    packages: Mapping[str, str] = field(default_factory=dict[str, str])  # of the engine's environment: name -> version
+    wants: Mapping[str, str] = field(default_factory=dict[str, str])  # what the engine's own metadata pins
+    torch_cuda: str = ""  # the CUDA that its torch was built for
 
 
 def option(argv: Sequence[str], *names: str) -> str | None:
@@ -94,9 +98,38 @@ def version_tuple(text: str) -> tuple[int, ...]:
 def check_all(facts: LaunchFacts) -> list[Rule]:
     """Every rule, in the order in which a start would meet them."""
     found: list[Rule] = []
-    for rule in (_gpu_count, _attention_backend, _communication, _parallelism, _memory, _speculative, _draft):
+    for rule in (_kernels, _gpu_count, _attention_backend, _communication, _parallelism, _memory, _speculative, _draft):
         found.extend(rule(facts))
     return found
+
+
+# ---- the engine's packages
+
+_WORKERS = ("torch", "flashinfer-python", "sglang-kernel", "sgl-kernel", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "transformers")
+
+
+def _kernels(facts: LaunchFacts) -> Iterator[Rule]:
+    """What computes on the GPU: there, not older than the engine wants, and built for a CUDA that the driver has."""
+    if not facts.gpus or not facts.packages or option(facts.argv, "--device") == "cpu":
+        return
+    cuda = f" for CUDA {facts.torch_cuda}" if facts.torch_cuda else ""
+    there = [f"{name} {facts.packages[name]}{cuda if name == 'torch' else ''}" for name in _WORKERS if name in facts.packages]
+    yield Rule("packages", "ok", ", ".join(there))
+    source = f"the metadata of {facts.engine} {facts.version}"
+    for name in _WORKERS:
+        want, have = facts.wants.get(name, ""), facts.packages.get(name, "")
+        if want and not have:
+            yield Rule("packages", "warning", f"{name} is not installed; {facts.engine} {facts.version} wants {want}", f"pip install '{name}=={want}'", source)
+        elif want and version_tuple(have) < version_tuple(want):
+            yield Rule("packages", "warning", f"{name} {have} is older than {want}, which {facts.engine} {facts.version} wants", f"pip install '{name}=={want}'", source)
+    if "torch" in facts.packages and not facts.torch_cuda and facts.packages["torch"].endswith("+cpu"):
+        yield Rule("CUDA", "error", f"torch {facts.packages['torch']} is built for the CPU: it sees no GPU", "install torch with CUDA", "torch/version.py")
+    driver = next((g.driver_cuda for g in facts.gpus if g.driver_cuda), "")
+    if facts.torch_cuda and driver and version_tuple(facts.torch_cuda)[:1] > version_tuple(driver)[:1]:
+        yield Rule(
+            "CUDA", "warning", f"torch is built for CUDA {facts.torch_cuda}, the driver supports up to {driver}", "a newer driver, or torch for that CUDA",
+            "CUDA minor version compatibility: any 12.x runs on a driver for 12.y, no 13.x does without the cuda-compat package",
+        )  # fmt: skip
 
 
 # ---- GPUs and back ends

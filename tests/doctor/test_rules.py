@@ -96,3 +96,23 @@ def test_each_fault_of_a_draft_is_named(change: dict[str, Any], check: str, seve
 )
 def test_aux_ids_mean_what_this_release_makes_of_them(target: str, version: str, ids: list[int], want: tuple[int, ...]) -> None:
     assert boundaries_of(ids, target_class=target, version=version, num_layers=36) == want
+
+
+def test_kernels_are_looked_at_against_the_engine_s_own_pins_and_the_driver() -> None:
+    gpus = (replace(H200[0], driver_cuda="12.8"),)
+    facts = LaunchFacts(
+        engine="sglang", version="0.5.12", gpus=gpus, torch_cuda="13.0",
+        packages={"torch": "2.11.0", "flashinfer-python": "0.6.9", "transformers": "5.6.0"},
+        wants={"torch": "2.11.0", "flashinfer-python": "0.6.11.post1", "sglang-kernel": "0.4.2.post2", "transformers": "5.6.0"},
+    )  # fmt: skip
+    found = [(r.check, r.severity, r.evidence) for r in check_all(facts) if r.check in ("packages", "CUDA")]
+    assert found == [
+        ("packages", "ok", "torch 2.11.0 for CUDA 13.0, flashinfer-python 0.6.9, transformers 5.6.0"),
+        ("packages", "warning", "flashinfer-python 0.6.9 is older than 0.6.11.post1, which sglang 0.5.12 wants"),
+        ("packages", "warning", "sglang-kernel is not installed; sglang 0.5.12 wants 0.4.2.post2"),
+        ("CUDA", "warning", "torch is built for CUDA 13.0, the driver supports up to 12.8"),
+    ]
+    cpu = replace(facts, packages={"torch": "2.11.0+cpu"}, wants={}, torch_cuda="")
+    assert [r.severity for r in check_all(cpu) if r.check == "CUDA"] == ["error"]
+    for silent in (replace(cpu, argv=["--device", "cpu"]), replace(cpu, gpus=()), replace(cpu, packages={})):
+        assert not [r for r in check_all(silent) if r.check in ("packages", "CUDA")]

@@ -18,7 +18,7 @@ from k2tui.sources.nvml_topology import read_topology
 def test_a_healthy_box_is_one_line(fake):
     fake.show(fake.make.idle(8))
     answers = list(check_gpus())
-    assert answers == [("GPU driver", "ok", "8 GPUs (H200), driver 580.159.04", "")]
+    assert answers == [("GPU driver", "ok", "8 GPUs (H200), driver 580.159.04 (CUDA up to 13.0)", "")]
     links = list(check_links(read_topology(), (), 8))
     assert [severity for _, severity, _, _ in links] == ["ok"] and "NVLink" in links[0][2]
     assert list(check_links(None, (), 1)) == []
