@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from k2tui.core.diagnosis_classes import CLASSES
 from k2tui.core.load import DecodeBatch, Phase, ShardCount, State
-from k2tui.core.loadlines import Line
+from k2tui.core.loadlines import Line, clean, parse
 from k2tui.core.patterns import Pattern, Words
 
 CAUSE = 3  # names a cause
@@ -435,9 +435,14 @@ _CLIENT_WORDS = (
 _SERVER_ERROR = Pattern(
     r"HTTP/[\d.]+ 5\d\d|\b50[0234] (?:Service|Internal|Bad|Gateway)|\bstatus(?:_code)?[ =:]+5\d\d", re.I
 )
+_TRACE_WORDS = ('File "', "event_loop", "Traceback")
+_ONE_DIGIT = str.maketrans("123456789", "000000000")
 _CLIENT_ERRORS = (
     "connectionreseterror", "connection reset", "serverdisconnected", "clientconnectorerror", "clientoserror", "onnection refused", "connect call failed", "cannot connect to host", "readtimeout", "timeouterror", "connection aborted", "remotedisconnected",
 )  # fmt: skip
+_CLIENT_SAYS = Pattern(
+    "|".join((r"http/|status|\d (?:service|internal|bad|gateway)", *map(re.escape, _CLIENT_ERRORS)))
+)
 
 
 class Collector:
@@ -450,7 +455,7 @@ class Collector:
 
     def _reset(self) -> None:
         self._found: dict[str, list[Finding]] = {}
-        self._near: deque[str] = deque(maxlen=24)
+        self._near: deque[str | bytes] = deque(maxlen=24)
         self.frames: deque[str] = deque(maxlen=60)
         self.files: deque[str] = deque(maxlen=60)
         self.order = 0
@@ -493,7 +498,7 @@ class Collector:
         self.order += 1
         return Finding(
             root_cause, line, strength, phase, round_, tuple(self.frames), self.order, note,
-            after_death=self.sigquit is not None, files=tuple(self.files), near=tuple(self._near),
+            after_death=self.sigquit is not None, files=tuple(self.files), near=tuple(map(_near_text, self._near)),
         )  # fmt: skip
 
     def note(self, line: Line, phase: Phase, round_: int, engine: str) -> None:
@@ -534,6 +539,38 @@ class Collector:
         if line.body:
             self._near.append(text if len(text) <= 400 else text[:400])
 
+    def pass_by(self, piece: bytes) -> None:
+        """A line that is_mute() and was not read: it stands near what comes after it all the same."""
+        self._near.append(piece)
+
+    def has_ignored(self, module: bytes) -> bool:
+        """Was it told already that this module's import failed and was ignored? Then telling it again changes nothing."""
+        return module.decode("utf-8", "replace") in self.ignored_imports
+
+    @staticmethod
+    def ignored_import(line: Line) -> str:
+        """The module's name, when a line tells nothing but that its import failed and was ignored; else ""."""
+        match = _IGNORED_IMPORT.search(line.text)
+        return "" if match is None or any(word in line.text for word in _TRACE_WORDS) else match[1]
+
+    def is_mute(self, text: str) -> bool:
+        """Could note() in any phase not change anything, but for what stands near a fault and a step's loss, for this line and
+        for any other of the same length that differs from it in its digits only?"""
+        if any(word in text for word in _TELLING) or _CLIENT_SAYS.search(text.lower()):
+            return False
+        shape = text.translate(_ONE_DIGIT)
+        for literal in self._words.maybe_in(text):
+            if literal.translate(_ONE_DIGIT) not in shape:
+                continue
+            if _reads_digits(literal):
+                return False
+            for rule, pattern, unless in self._rules[literal]:
+                if _reads_digits(rule.pattern) or _reads_digits(rule.unless):
+                    return False
+                if (pattern is None or pattern.search(text)) and not (unless and unless.search(text)):
+                    return False
+        return not self._tells_number(text)
+
     def says_nothing(self, text: str, *, in_training: bool = False) -> bool:
         """Could note() not change anything for this line, and for any other that differs from it in its digits only?
         in_training: but for its loss and accuracy (see `signal`); a client's words count too."""
@@ -553,10 +590,14 @@ class Collector:
                     return False  # other digits may be a proof
                 if (pattern is None or pattern.search(text)) and not (unless and unless.search(text)):
                     return False
+        return not self._tells_number(text)
+
+    @staticmethod
+    def _tells_number(text: str) -> bool:
         low = text.lower()
-        if any(hint in low for hint in _NUMBER_HINTS):
-            return not any(pattern.search(text) for _, _, pattern in _NUMBERS)
-        return True
+        return any(hint in low for hint in _NUMBER_HINTS) and any(
+            pattern.search(text) for _, _, pattern in _NUMBERS
+        )
 
     def _note_exception(self, body: str, line: Line, phase: Phase, round_: int) -> None:
         match = _EXCEPTION.match(body)
@@ -631,6 +672,16 @@ class Collector:
         self.dead_lines += 1
         self.dead_steps = (self.dead_steps[0] if self.dead_steps else min(at, 1), at)
         self.lines["dead step"] = line
+
+
+def _near_text(line: str | bytes) -> str:
+    return line if isinstance(line, str) else parse(0, clean(line.decode("utf-8", "replace"))).text[:400]
+
+
+@cache
+def _reads_digits(pattern: str) -> bool:
+    """Does a pattern ask for certain digits, not only for any? How often something may come is no digit of the text."""
+    return any(c.isdigit() for c in re.sub(r"\{\d*,?\d*\}", "", pattern))
 
 
 def signal(low: str) -> str:

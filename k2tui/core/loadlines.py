@@ -94,6 +94,33 @@ _WRAPPERS: tuple[tuple[str, Pattern], ...] = (
     ("rankmark", Pattern(r"\[rank(?P<rank>\d+)\]: ?(?!\[)")),
 )
 _NAMED = ("compose", "pod", "journal")
+_NEEDS = {
+    "cri": " std",
+    "compose": "|",
+    "bracket": "|",
+    "pod": "[pod/",
+    "ray": "=",
+    "job": " >> ",
+    "rankmark": "[rank",
+}
+
+
+def _may_begin(first: str) -> tuple[tuple[str, Pattern, str], ...]:
+    """The wrappers that a text with this first character may have, in order, and what each of them must hold."""
+    if not first.isascii():
+        names = {name for name, _ in _WRAPPERS}
+    elif first.isdigit():
+        names = {"cri", "journal", "iso", "job", "slurm", "docker"}
+    elif first.isalpha():
+        names = {"compose", "job", "journal"} if first.isupper() else {"compose", "job"}
+    else:
+        other = {"{": {"json"}, "[": {"bracket", "pod", "iso", "tag", "rankmark"}, "(": {"ray"}}
+        names = {"job"} if first in "_.-" else other.get(first, set[str]())
+    return tuple((name, pattern, _NEEDS.get(name, "")) for name, pattern in _WRAPPERS if name in names)
+
+
+_BEGIN = {chr(code): _may_begin(chr(code)) for code in range(128)}
+_ANY = _may_begin("\ufffd")
 _JSON_TIME = Pattern(r'"(?:time|timestamp|ts|@timestamp)":\s*"([^"]+)"')
 _OUTER_STAMP = Pattern(rf"\[(?P<stamp>{_ISO})\]\s(?=\[20|\(\w+ pid|\S+ >> |\S+ +\|)")
 _ESCAPED = Pattern(r"\\(?:u([0-9a-fA-F]{4})|(.))")
@@ -222,9 +249,8 @@ def _peel(wrap: _Wrap) -> None:
             wrap.stamp = wrap.stamp or match["stamp"]
             text = text[match.end() :]
             continue
-        for name, pattern in _WRAPPERS:
-            match = pattern.match(text)
-            if match is None:
+        for name, pattern, needed in _BEGIN.get(text[:1], _ANY) if text else ():
+            if needed not in text or (match := pattern.match(text)) is None:
                 continue
             groups = match.groupdict()
             if name == "json":

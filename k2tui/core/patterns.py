@@ -48,6 +48,7 @@ class Pattern:
 
 _DIGITS = b"0123456789"
 _KEPT_SHAPES = 2048
+_LONG = 1024
 
 
 class Words:
@@ -57,18 +58,21 @@ class Words:
     def __init__(self, words: Iterable[str]) -> None:
         listed = [(word, word.encode().translate(None, _DIGITS)) for word in words]
         self._words = [pair for pair in listed if pair[1]]
+        self._all = tuple(word for word, _ in listed)
         self._numbers = tuple(word for word, bare in listed if not bare)  # nothing but digits
         self._known: dict[bytes, tuple[str, ...]] = {}
 
     def maybe_in(self, text: str) -> tuple[str, ...]:
-        """The words that may be in the text, in the order of the table: all that are, and a few that differ in digits."""
+        """The words that may be in the text, in the order of the table: all that are, and a few that differ in digits. Of a long
+        text nothing is told: every word may be in it."""
+        if len(text) > _LONG:
+            return self._all
         shape = text.encode("utf-8", "replace").translate(None, _DIGITS)
         found = self._known.get(shape)
         if found is None:
             found = tuple(word for word, bare in self._words if bare in shape)
-            if len(shape) <= 1024:
-                if len(self._known) >= _KEPT_SHAPES:
-                    self._known.clear()
-                self._known[shape] = found
+            if len(self._known) >= _KEPT_SHAPES:
+                self._known.clear()
+            self._known[shape] = found
         numbers = tuple(word for word in self._numbers if word in text)
         return found + numbers if numbers else found

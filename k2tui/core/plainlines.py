@@ -104,6 +104,10 @@ class PlainLines:
             self._note(no, data, start, at, lines)
         return at, lines
 
+    def is_headed(self, piece: bytes) -> bool:
+        """Does it begin as the lines do that learn() is for?"""
+        return self._head.match(piece) is not None
+
     def learn(self, piece: bytes) -> None:
         """That line was read in full and said nothing: lines that differ from it in their digits only say nothing either."""
         match = self._head.match(piece)

@@ -33,6 +33,7 @@ from k2tui.core.events import (
     ReadyLine,
     Stopping,
 )
+from k2tui.core.knownlines import Known, KnownLines, shape_of
 from k2tui.core.load import DecodeBatch, LoadView, Phase, PhaseSpan, RankLoad, ShardCount, State
 from k2tui.core.loadlines import Line, LineCutter, LineReader, clean, parse
 from k2tui.core.patterns import Pattern, whole
@@ -198,8 +199,11 @@ class _Lane:
         self._version = ""
         self._evidence = Evidence()
         self._arrived_s: float | None = None
+        self._year = 1970  # of stamps that have none
         self._log_s: float | None = None
         self._collector = Collector()
+        self._known = KnownLines()
+        self._orders: dict[tuple[str, str], tuple[str, ...]] = {}  # whom to ask: by (writer, engine)
         self._votes: dict[str, int] = {}
         self._lines = self._marks = 0  # lines read, and those that have a log line's form
         self._is_told = False  # the arguments' line named the engine
@@ -221,6 +225,7 @@ class _Lane:
 
     def arrived(self, now_s: float) -> None:
         self._arrived_s = now_s
+        self._year = _year_of(now_s)
 
     @property
     def is_serving(self) -> bool:
@@ -229,6 +234,50 @@ class _Lane:
     def skipped(self, no: int, piece: bytes) -> None:
         """A plain line was passed over: it is the newest one all the same."""
         self._start.skipped = (no, piece)
+
+    def pass_known(self, no: int, piece: bytes, shape: bytes) -> Known | None:
+        """Take a line that is known to change nothing but the newest time, without reading it. None: it must be read."""
+        self._known.enter(self._engine)
+        known = self._known.find(shape)
+        if known is None or (
+            known.module is not None and not self._collector.has_ignored(piece[known.module])
+        ):
+            return None
+        head, start = self._known.head(piece, known, self._year), self._start
+        if head is None or (start.first_s is None and head.at_s is not None):
+            return None
+        start.skipped = no, piece
+        if head.at_s is not None:
+            self._log_s = start.last_s = head.at_s
+        if head.rank:
+            start.ranks.add(head.rank)
+        if known.writer:
+            self._vote(known.writer)
+        self._lines += 1
+        self._marks += known.has_form
+        if known.is_near:
+            self._collector.pass_by(piece)
+        return known
+
+    def learn(self, piece: bytes, shape: bytes) -> None:
+        """That line was taken last: may others of its shape be passed?"""
+        assert self._newest is not None
+        line, event, writer = self._newest
+        known, prefix, head = None, _before(piece, line.text), _before(piece, line.body)
+        if event is None and prefix is not None and head is not None:
+            module, at = self._collector.ignored_import(line).encode(), None
+            if module:
+                begin = piece.find(_IGNORED) + len(_IGNORED)
+                at = slice(begin, begin + len(module)) if piece[begin:].startswith(module) else None
+            if at is not None or self._collector.is_mute(line.text):
+                is_near = bool(line.body) and at is None
+                known = Known(prefix, head, writer, _has_form(line, None), line.at_s is not None, is_near, at)
+        self._known.enter(self._engine)
+        self._known.learn(shape, piece, line, known)
+
+    def is_unknown(self, shape: bytes) -> bool:
+        """Was no line of that shape looked at yet?"""
+        return self._known.is_new(shape)
 
     def client_bar(self) -> tuple[int, int, object] | None:
         """While a trainer or another client draws a bar: its count, its total, and the place that decides what its lines say."""
@@ -295,9 +344,16 @@ class _Lane:
         ):
             start.is_proved = True
 
-    def take(self, line: Line, *, is_plain: bool = False) -> bool:
-        """is_plain: a batch or health line out of thousands, of which only the newest were kept. False: it said nothing, and
-        neither would a line that differs from it in its digits only."""
+    def says_nothing(self) -> bool:
+        """Did the newest line say nothing, and would a line say nothing that differs from it in its digits only?"""
+        return (
+            self._newest is not None
+            and self._newest[1] is None
+            and self._collector.says_nothing(self._newest[0].text)
+        )
+
+    def take(self, line: Line, *, is_plain: bool = False) -> None:
+        """is_plain: a batch or health line out of thousands, of which only the newest were kept."""
         if line.wrap_s is not None:
             line = self._timed(line)
         start = self._start
@@ -307,7 +363,7 @@ class _Lane:
                 if line.at_s is not None:
                     self._log_s = start.last_s = line.at_s
                 self._apply(event, line)
-            return True
+            return
         start.last_line, start.skipped = line, None
         if line.at_s is not None:
             self._log_s = line.at_s
@@ -320,9 +376,7 @@ class _Lane:
                 start.rank_nodes[line.rank] = line.node
         found = self._detect(line) if self._detect else ""
         if found:
-            votes = self._votes[found] = self._votes.get(found, 0) + 1
-            if not self._engine or (not self._is_told and votes > self._votes.get(self._engine, 0)):
-                self._engine = found
+            self._vote(found)
         event = self._parse(line, found)
         self._newest = line, event, found
         self._lines += 1
@@ -335,7 +389,12 @@ class _Lane:
             if isinstance(event, PhaseEdge) and _COMPILES.search(line.body):
                 self._start.compile_line = line
         self._collector.note(line, self._start.phase, self._start.round, self._engine)
-        return event is not None or not self._collector.says_nothing(line.text)
+
+    def _vote(self, writer: str) -> None:
+        """A line looks like that engine's."""
+        votes = self._votes[writer] = self._votes.get(writer, 0) + 1
+        if not self._engine or (not self._is_told and votes > self._votes.get(self._engine, 0)):
+            self._engine = writer
 
     def _timed(self, line: Line) -> Line:
         """A line without a stamp of its own takes its wrapper's, moved by the time zones' difference; a wrapper whose
@@ -367,9 +426,11 @@ class _Lane:
         text = line.text if line.text.startswith("[k2tui") else line.body
         if len(text) > _PARSED_CHARS and "server_args" not in text[:200]:
             text = text[: _PARSED_CHARS // 2] + " " + text[-_PARSED_CHARS // 2 :]
-        order = dict.fromkeys(
-            "sglang" if n == "local" else n for n in (writer, self._engine or "sglang", *self._parsers) if n
-        )
+        order = self._orders.get((writer, self._engine))
+        if order is None:
+            names = (writer, self._engine or "sglang", *self._parsers)
+            order = tuple(dict.fromkeys("sglang" if name == "local" else name for name in names if name))
+            self._orders[writer, self._engine] = order
         for name in order:
             event = self._parsers[name](text) if name in self._parsers else None
             if event is not None:
@@ -949,7 +1010,7 @@ class _Lane:
     def _newest_line(self) -> Line | None:
         skipped = self._start.skipped
         return (
-            parse(skipped[0], clean(skipped[1].decode("utf-8", "replace")))
+            parse(skipped[0], clean(skipped[1].decode("utf-8", "replace")), self._year)
             if skipped
             else self._start.last_line
         )
@@ -1108,6 +1169,10 @@ class LoadTracker:
         """A serving log of one engine is nearly all batch lines, access lines and chatter: the newest say everything."""
         return self._lane.is_serving and len(self._lanes) == 1 and not self._reader.is_joining
 
+    def _can_know(self) -> bool:
+        """One engine's log, and no client's bar: that has its own way to pass its lines over."""
+        return len(self._lanes) == 1 and not self._reader.is_joining and self._lane.client_bar() is None
+
     def _feed_runs(self, data: bytes, at: int, end: int, now_s: float) -> int:
         """Lines of a serving log from `at` to at most `end` (the end of a line), runs of plain ones at once. How far it went:
         to a line's beginning."""
@@ -1170,13 +1235,24 @@ class LoadTracker:
             self._lane.skipped(no, piece)
             return
         can_skip = self._can_skip()
+        can_know = not (can_skip and self._plain.is_headed(piece)) and self._can_know()
+        shape = shape_of(piece) if can_know else b""
+        if can_know and (known := self._lane.pass_known(no, piece, shape)):
+            if can_skip:
+                self._plain.usual(piece[: known.prefix])
+            return
         lines = self._reader.read(no, piece)
         if lines:
             text = lines[-1].text.encode()
             self._plain.usual(piece[: -len(text)] if piece.endswith(text) else b"\x00")
-        said = [self._take(line, now_s) for line in lines]
-        if said == [False] and can_skip:
+        for line in lines:
+            self._take(line, now_s)
+        if len(lines) != 1:
+            return
+        if can_skip and self._lane.says_nothing():
             self._plain.learn(piece)
+        if can_know and self._can_know() and self._lane.is_unknown(shape):
+            self._lane.learn(piece, shape)
 
     def _flush(self) -> None:
         """The plain lines that were kept, in order, before anything else changes the state or is asked for it."""
@@ -1191,7 +1267,7 @@ class LoadTracker:
         for line in lines:
             self._take(line, now_s)
 
-    def _take(self, line: Line, now_s: float) -> bool:
+    def _take(self, line: Line, now_s: float) -> None:
         if line.source and line.source in self._lanes:
             self._lane = self._lanes[line.source]
         elif line.source and self._is_name(line.source):
@@ -1200,7 +1276,7 @@ class LoadTracker:
             if len(self._lanes) < _MAX_LANES:
                 self._lane = self._open_lane(line.source)
                 self._lane.arrived(now_s)
-        return self._lane.take(line)
+        self._lane.take(line)
 
     def _is_name(self, source: str) -> bool:
         """Is it a container's name? "sglang-1" is; any other word must come twice ("GPU | ..." may be a table)."""
@@ -1311,6 +1387,7 @@ class LoadTracker:
         return max(lane.start_count for _, lane in self._engines())
 
 
+_IGNORED = b"Ignore import error when loading "
 _LOGGED_STEP = Pattern(r"\bstep[=: ]+\d+\b.{0,200}\bt?\w*loss[=: ]+[\d.]+|\{'loss': [\d.]+")
 _COMPILES = Pattern(
     r"DeepGEMM JIT|torch\.compile|[Cc]ompiling a graph|Dynamo bytecode|autotune with|JIT Pre-Compile"
@@ -1366,6 +1443,12 @@ def _year_of(now_s: float) -> int:
     import time
 
     return time.localtime(now_s).tm_year
+
+
+def _before(piece: bytes, text: str) -> int | None:
+    """How many bytes of the piece stand before the text that ends it; None when it was not written as it is read."""
+    end = text.encode()
+    return len(piece) - len(end) if piece.endswith(end) else None
 
 
 def _newer(old: ShardCount | None, bar: Bar) -> ShardCount:

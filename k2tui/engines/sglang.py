@@ -82,7 +82,7 @@ _ELAPSED = Pattern(r"(?:elapsed=|Time elapsed: ?)(\d+(?:\.\d+)?) ?s")
 _TYPE = Pattern(r"type=([\w.]+)")
 _PAIR = Pattern(r"([#A-Za-z][\w #./()-]*?):\s*(-?[\d.]+(?:[eE][+-]?\d+)?|True|False|nan|inf)(?=[,\s%]|$)")
 _ARG = {
-    name: Pattern(rf"['\"]?\b{name}['\"]?\s*[=:]\s*(?:'([^']*)'|\"([^\"]*)\"|([\w./:-]+))")
+    name: Pattern(rf"{name}['\"]?\s*[=:]\s*(?:'([^']*)'|\"([^\"]*)\"|([\w./:-]+))")
     for name in (
         "model_path", "speculative_draft_model_path", "speculative_algorithm", "tp_size", "dp_size", "pp_size", "nnodes",
         "host", "port", "served_model_name", "disable_cuda_graph", "skip_server_warmup", "attention_backend",
@@ -110,9 +110,13 @@ def _edge(
 def _args(text: str) -> Event | None:
     values: dict[str, str] = {}
     for name, pattern in _ARG.items():
-        match = pattern.search(text)
-        if match:
-            values[name] = next((g for g in match.groups() if g is not None), "")
+        at = text.find(name)
+        while at >= 0:
+            is_word = at == 0 or not (text[at - 1].isalnum() or text[at - 1] == "_")
+            if is_word and (match := pattern.match(text, at)):
+                values[name] = next((g for g in match.groups() if g is not None), "")
+                break
+            at = text.find(name, at + 1)
 
     def number(name: str) -> int | None:
         return whole(values[name]) if values.get(name, "").isdigit() else None
