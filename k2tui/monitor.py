@@ -35,6 +35,7 @@ from k2tui.plans import open_plan
 from k2tui.servers import Follower, Target, target_of
 from k2tui.sources.gpuhistory import GpuHistory, read_curves
 from k2tui.sources.host import HostSampler
+from k2tui.sources.hostprocs import HostProcesses
 from k2tui.sources.http import HttpPoller
 from k2tui.sources.logindex import LogFile
 from k2tui.sources.nvml import NvmlSampler
@@ -103,6 +104,7 @@ class Monitor:
         self._nvml = NvmlSampler()
         self._gpu_history = GpuHistory()
         self._host = HostSampler()
+        self._host_processes = HostProcesses()
         self._plan = open_plan(config, is_demo=is_demo)
         self._followed: dict[str, _Followed] = {}
         self._wanted: list[str] = []  # keys of what is followed, in order
@@ -154,6 +156,7 @@ class Monitor:
         self._nvml.stop()
         self._gpu_history.close()
         self._host.stop()
+        self._host_processes.watch(False)
 
     def _gpu_sampled(self, view: GpuView) -> None:
         """In the sampler's thread: keep it for the curves of jobs and benchmarks, then draw."""
@@ -170,6 +173,7 @@ class Monitor:
             servers=self._servers,
             gpu=gpu if gpu.taken_s or gpu.error else None,
             host=host if host.taken_s else None,
+            host_processes=self._host_processes.latest(),
             jobs=self._jobs,
             board=self._board,
             bench=self._bench,
@@ -505,6 +509,9 @@ class Monitor:
 
     def watch_gpu(self, index: int | None) -> None:
         self._nvml.watch_pcie(*(() if index is None else (index,)))
+
+    def watch_host_processes(self, on: bool) -> None:
+        self._host_processes.watch(on)
 
     def gpu_curves(self, start_s: float, end_s: float, steps: int = 0) -> GpuCurves:
         return read_curves(start_s, end_s, steps=steps, folder=self._gpu_history.folder)

@@ -86,6 +86,10 @@ class Backend(Protocol):
         """This GPU is looked at closely: its costly figures are read more often (None: none is)."""
         ...
 
+    def watch_host_processes(self, on: bool) -> None:
+        """The host's busiest processes are read while this is on: snapshot().host_processes."""
+        ...
+
     def gpu_curves(self, start_s: float, end_s: float, steps: int = 0) -> GpuCurves:
         """The GPUs' curves over a span of time, from the history on disk; without GPUs in it when nothing was recorded."""
         ...

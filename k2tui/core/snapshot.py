@@ -10,7 +10,7 @@ from k2tui.core.board import Board
 if TYPE_CHECKING:  # whoever makes one of these imports it; a dashboard without a tuning run pays nothing for it
     from k2tui.core.bench import BenchRow
     from k2tui.core.chain_view import ChainView
-    from k2tui.core.gpu import GpuView
+    from k2tui.core.gpu import GpuProcess, GpuView
     from k2tui.core.host import HostSample
     from k2tui.core.job import Job
     from k2tui.core.load import LoadView
@@ -69,5 +69,6 @@ class Snapshot:
     is_demo: bool = False
     profile: str = ""
     profiles: tuple[str, ...] = ()
+    host_processes: tuple[GpuProcess, ...] = ()  # the busiest, while somebody looks at them; gpu_index is -1
     is_whole: bool = True  # False until everything was looked at once
     alerts: tuple[tuple[int, str], ...] = ()  # (number, terminal code): a bell or a notification that the terminal itself shows

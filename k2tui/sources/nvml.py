@@ -10,7 +10,6 @@ Laws of this room:
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import math
 import os
@@ -25,7 +24,7 @@ from typing import Any
 
 from k2tui.core.gpu import GpuProcess, GpuSample, GpuView, MigSlice, describe_throttle, explain_processes
 from k2tui.sources.nvml_calls import Calls
-from k2tui.sources.procs import ProcessFacts, ProcessTable, clean
+from k2tui.sources.procs import ProcessTable, as_process, clean
 
 _ALL_LINKS = 0xFFFFFFFF
 _FI_MEMORY_TEMP = 82
@@ -863,7 +862,7 @@ class NvmlSampler:
             for pid, memory_b, kind, slice_id in device.processes:
                 share = device.usage.get(pid, 0) if device.has_usage and pid in device.usage_of else None
                 out.append(
-                    _to_process(
+                    as_process(
                         pid,
                         device.index,
                         memory_b,
@@ -894,68 +893,6 @@ class _DeadDevice(_Device):
     def sample(self, now: float, wall_s: float) -> GpuSample:
         self.last = GpuSample(self.index, error=self._words, taken_s=wall_s)
         return self.last
-
-
-def _to_process(
-    pid: int,
-    index: int,
-    memory_b: int | None,
-    kind: str,
-    slice_id: int | None,
-    share: int | None,
-    fact: ProcessFacts | None,
-    cpu_percent: float | None,
-    uid: int,
-) -> GpuProcess:
-    if fact is None:
-        return GpuProcess(
-            pid,
-            gpu_index=index,
-            memory_used_b=memory_b,
-            kind=kind,
-            gpu_instance=slice_id,
-            sm_utilization=share,
-            is_visible=False,
-            is_own=False,
-        )
-    return GpuProcess(
-        pid=pid,
-        name=short_name(fact.title, fact.command),
-        user=fact.user,
-        gpu_index=index,
-        memory_used_b=memory_b,
-        sm_utilization=share,
-        host_rss_b=fact.host_rss_b,
-        started_s=fact.started_s,
-        rank=fact.rank,
-        job_id=fact.job_id,
-        is_orphan=bool(fact.orphan_reason),
-        command=fact.command,
-        kind=kind,
-        ppid=fact.ppid,
-        is_own=fact.uid == uid,
-        gpu_instance=slice_id,
-        host_cpu_percent=cpu_percent,
-        orphan_reason=fact.orphan_reason,
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def short_name(title: str, command: str) -> str:
-    """What a narrow column shows: the title a server gave itself, the module of `python -m`, the script, or the program."""
-    if "::" in title:
-        return title.split()[0]
-    words = command.split()
-    base = os.path.basename(words[0]) if words else title
-    if re.fullmatch(r"python[\d.]*", base):
-        for number, word in enumerate(words[1:], 1):
-            if word == "-m" and number + 1 < len(words):
-                return words[number + 1]
-            if word == "-c":
-                break
-            if not word.startswith("-"):
-                return os.path.basename(word)
-    return base
 
 
 def read_host_memory(proc: str = "/proc") -> tuple[int | None, int | None]:

@@ -5,6 +5,7 @@ It knows no GPU and no NVML. Birth time and pid together name one process: nothi
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 import re
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from k2tui.core.gpu import parse_rank
+from k2tui.core.gpu import GpuProcess, parse_rank
 from k2tui.core.job_mask import mask_argv, mask_env
 from k2tui.errors import K2Error, UsageError
 
@@ -91,7 +92,7 @@ class ProcessTable:
         self._jobs_above.clear()
         self._argvs.clear()
         for pid in wanted:
-            stat = _read_stat(self._proc, pid)
+            stat = read_stat(self._proc, pid)
             if stat is None:
                 continue
             ppid, session, cpu_ticks, start_ticks, rss_pages = stat
@@ -173,7 +174,7 @@ class ProcessTable:
                 break
             chain.append(ppid)
             job_id = _job_in(_read_environ(self._proc, ppid))
-            stat = _read_stat(self._proc, ppid)
+            stat = read_stat(self._proc, ppid)
             ppid = stat[0] if stat else 0
         self._jobs_above.update(dict.fromkeys(chain, job_id))
         return job_id
@@ -194,7 +195,7 @@ class ProcessTable:
         if parent is None:
             parent = self._argvs[ppid] = _read_argv(self._proc, ppid)
         words = " ".join(parent) or _read_text(f"{self._proc}/{ppid}/comm")
-        above = _read_stat(self._proc, ppid)
+        above = read_stat(self._proc, ppid)
         is_adopted = above is not None and session not in (above[1], pid)
         if "supervisord" in words or is_adopted or (old is not None and old.ppid != ppid):
             alive = False
@@ -206,6 +207,69 @@ class ProcessTable:
             return ""
         what = "rank" if is_rank else "worker"
         return f"{what} without its server (parent is now {clean(os.path.basename(parent[0])) if parent else 'gone'}, pid {ppid})"
+
+
+def as_process(
+    pid: int,
+    index: int,
+    memory_b: int | None,
+    kind: str,
+    slice_id: int | None,
+    share: int | None,
+    fact: ProcessFacts | None,
+    cpu_percent: float | None,
+    uid: int,
+) -> GpuProcess:
+    """A process for the screen and for JSON. index: of its GPU, -1 for one that is shown as the host's. fact None: not visible here."""
+    if fact is None:
+        return GpuProcess(
+            pid,
+            gpu_index=index,
+            memory_used_b=memory_b,
+            kind=kind,
+            gpu_instance=slice_id,
+            sm_utilization=share,
+            is_visible=False,
+            is_own=False,
+        )
+    return GpuProcess(
+        pid=pid,
+        name=short_name(fact.title, fact.command),
+        user=fact.user,
+        gpu_index=index,
+        memory_used_b=memory_b,
+        sm_utilization=share,
+        host_rss_b=fact.host_rss_b,
+        started_s=fact.started_s,
+        rank=fact.rank,
+        job_id=fact.job_id,
+        is_orphan=bool(fact.orphan_reason),
+        command=fact.command,
+        kind=kind,
+        ppid=fact.ppid,
+        is_own=fact.uid == uid,
+        gpu_instance=slice_id,
+        host_cpu_percent=cpu_percent,
+        orphan_reason=fact.orphan_reason,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def short_name(title: str, command: str) -> str:
+    """What a narrow column shows: the title a server gave itself, the module of `python -m`, the script, or the program."""
+    if "::" in title:
+        return title.split()[0]
+    words = command.split()
+    base = os.path.basename(words[0]) if words else title
+    if re.fullmatch(r"python[\d.]*", base):
+        for number, word in enumerate(words[1:], 1):
+            if word == "-m" and number + 1 < len(words):
+                return words[number + 1]
+            if word == "-c":
+                break
+            if not word.startswith("-"):
+                return os.path.basename(word)
+    return base
 
 
 def clean(text: str) -> str:
@@ -242,7 +306,7 @@ def _rank_of(environ: dict[str, str]) -> str:
     return f"rank {rank}" if rank.isdigit() and "WORLD_SIZE" in environ else ""
 
 
-def _read_stat(proc: str, pid: int) -> tuple[int, int, int, int, int] | None:
+def read_stat(proc: str, pid: int) -> tuple[int, int, int, int, int] | None:
     """(ppid, session, cpu ticks, start ticks, rss pages); None when there is no such process (a zombie counts as none)."""
     try:
         fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -267,7 +331,7 @@ def _boot_time_s(proc: str) -> float:
 
 def birth_time_s(pid: int, proc: str = "/proc") -> float | None:
     """Unix seconds at which the process was born; None when it does not exist."""
-    stat = _read_stat(proc, pid)
+    stat = read_stat(proc, pid)
     return None if stat is None else _boot_time_s(proc) + stat[3] / os.sysconf("SC_CLK_TCK")
 
 
@@ -278,7 +342,7 @@ def describe_process(pid: int, born_s: float, *, proc: str = "/proc") -> tuple[s
     """
     if not _is_alive(pid, born_s):
         raise K2Error(f"pid {pid} has ended")
-    stat = _read_stat(proc, pid)
+    stat = read_stat(proc, pid)
     table = ProcessTable(proc)
     fact = table.read([pid]).get(pid)
     if stat is None or fact is None:
@@ -303,7 +367,7 @@ def describe_process(pid: int, born_s: float, *, proc: str = "/proc") -> tuple[s
     parent = fact.ppid
     while parent > 0 and len(chain) < _MAX_ANCESTORS:
         chain.append(parent)
-        above = _read_stat(proc, parent)
+        above = read_stat(proc, parent)
         parent = above[0] if above else 0
     for depth, number in enumerate([*reversed(chain), pid]):
         lines.append(f"{'  ' * depth}{number} {_command_of(proc, number)}"[:200])
@@ -451,6 +515,6 @@ def _self_and_ancestors() -> set[int]:
     pid = os.getppid()
     while pid > 0 and pid not in out:
         out.add(pid)
-        stat = _read_stat("/proc", pid)
+        stat = read_stat("/proc", pid)
         pid = stat[0] if stat else 0
     return out

@@ -114,6 +114,7 @@ class Dashboard(QuietApp):
         self.job_sort = ""
         self.job_filter = ""
         self.process_pick = ProcessPick()
+        self._sees_all_processes = False
         self.messages: list[tuple[float, str, str]] = []
         self._aim: tuple[str, str, str, float] | None = None  # a row to select on a screen that comes: mode, panel, key, until
         self._told_at = 0.0  # when the newest toast came (monotonic)
@@ -681,8 +682,9 @@ class Dashboard(QuietApp):
 
     def open_process(self, key: str) -> None:
         """One process in depth: command, parents, children, environment."""
-        gpu = self.snap.gpu
-        process = next((p for p in gpu.processes if f"{p.pid}/{p.gpu_index}" == key), None) if gpu is not None else None
+        from k2tui.tui.panels.processes import all_of, key_of
+
+        process = next((p for p in all_of(self.snap) if key_of(p) == key), None)
         if process is None or process.started_s is None:
             self.say("this process is not visible here", "warning")
             return
@@ -753,10 +755,19 @@ class Dashboard(QuietApp):
         self.order(self.backend.gpu_curves, start, end + 1, steps_for(width, self.glyphs), then=show)
 
     def open_process_curves(self, key: str) -> None:
+        if key.endswith("/-1"):
+            self.say("curves are kept of the processes on the GPUs only")
+            return
         from k2tui.tui.screens.process import ProcessScreen
 
         self.push_screen(ProcessScreen(key))
         self.call_later(self.draw_now)
+
+    def action_all_processes(self) -> None:
+        """The busiest processes of the host below those on the GPUs, and back. Only while they are shown are they read."""
+        self._sees_all_processes = not self._sees_all_processes
+        self.backend.watch_host_processes(self._sees_all_processes)
+        self.draw_now()
 
     def action_process_sort(self) -> None:
         from k2tui.tui.panels.processes import SORTS
@@ -987,6 +998,7 @@ class Dashboard(QuietApp):
             self.pop_screen()
         if self.current_mode != name:
             self.switch_mode(name)
+        self.backend.watch_host_processes(self._sees_all_processes and name == "gpu")
         self._last_draw = 0.0
         self.call_later(self.draw_now)
 

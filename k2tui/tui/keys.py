@@ -56,6 +56,7 @@ KEYS = (
     Key("space", "Space", "", "Tag a GPU process, for ending several", "GPUs", False),
     Key("o", "o", "", "Processes: order by GPU, memory, SM share, RAM, CPU, age, pid, user", "GPUs", False),
     Key("c", "c", "", "Processes: the curves of the selected one (e there: its environment)", "GPUs", False),
+    Key("a", "a", "", "Processes: also the busiest others of this host, and back", "GPUs", False),
     Key("K", "K", "", "End the tagged processes, or the selected one: TERM, INT or KILL (asks first)", "GPUs", False),
     Key("v", "v", "", "Next view of the selected run: settings, sweep, trade-off, the run in full", "Bench", False),
     Key("enter", "Enter", "", "Every request of the run on one time line", "Bench", False),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from k2tui.core.gpu import GpuProcess
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Line, Seg, text_line
-from k2tui.tui.panels.processes import key_of
+from k2tui.tui.panels.processes import all_of, key_of
 
 if TYPE_CHECKING:
     from k2tui.tui.app import Dashboard
@@ -33,8 +33,7 @@ def ask_end(app: Dashboard, key: str) -> None:
     """The tagged processes that are still there, or the one of that row: each must be visible and the user's own."""
     from k2tui.tui.screens.dialogs import Choice, Chooser
 
-    gpu = app.snap.gpu
-    everyone = gpu.processes if gpu is not None else ()
+    everyone = all_of(app.snap)
     tagged = [p for p in everyone if key_of(p) in app.process_pick.tagged]
     found = tagged or [p for p in everyone if key_of(p) == key]
     wanted = list({p.pid: p for p in found}.values())
@@ -65,12 +64,13 @@ def _confirm(app: Dashboard, wanted: Sequence[GpuProcess], everyone: Sequence[Gp
 
     lines: list[Line] = []
     for process in wanted[:_SHOWN]:
-        held = sum(p.memory_used_b or 0 for p in everyone if p.pid == process.pid)
+        on_gpu = [p.memory_used_b or 0 for p in everyone if p.pid == process.pid and p.gpu_index >= 0]
+        held = f"{fmt.size(sum(on_gpu))} of GPU memory" if on_gpu else f"{fmt.size(process.host_rss_b)} of memory, no GPU"
         age = fmt.age(app.clock() - (process.started_s or 0.0))
         lines.append(
             (
                 Seg(f"pid {process.pid}", "bold"),
-                Seg(f"  {process.rank}  {fmt.size(held)} of GPU memory, {age} old"),
+                Seg(f"  {process.rank}  {held}, {age} old"),
             )
         )
         lines.append(text_line(process.command or process.name, "dim"))

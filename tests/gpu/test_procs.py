@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -13,8 +14,9 @@ import pytest
 
 from k2tui.core.gpu import GpuProcess, GpuSample, GpuView, JobProcess, find_orphans, parse_rank, with_jobs
 from k2tui.errors import K2Error, UsageError
-from k2tui.sources.nvml import NvmlSampler, short_name
-from k2tui.sources.procs import ProcessTable, birth_time_s, describe_process, end_processes
+from k2tui.sources.hostprocs import HostProcesses
+from k2tui.sources.nvml import NvmlSampler
+from k2tui.sources.procs import ProcessTable, birth_time_s, describe_process, end_processes, short_name
 
 SLEEP = "import time\ntime.sleep(600)"
 
@@ -278,3 +280,22 @@ def test_one_signal_alone_is_the_users_choice():
         child.kill()
         child.wait()
         child.stdout.close()
+
+
+def test_the_busiest_of_the_host_are_read_while_watched_only(spawn):
+    busy = spawn(body="while True: pass")
+    host = HostProcesses()
+    assert host.latest() == ()
+    host.watch(True)
+    try:
+        assert wait_until(lambda: any(p.pid == busy.pid and (p.host_cpu_percent or 0) > 5 for p in host.latest()))
+        found = host.latest()
+        mine = next(p for p in found if p.pid == busy.pid)
+        assert mine.gpu_index == -1 and mine.is_own and mine.memory_used_b is None and mine.host_rss_b > 1 << 20
+        assert abs(mine.started_s - birth_time_s(busy.pid)) < 1 and "while True" in mine.command
+        shares = [p.host_cpu_percent for p in found if p.host_cpu_percent is not None]
+        assert shares == sorted(shares, reverse=True)
+    finally:
+        host.watch(False)
+    assert host.latest() == ()
+    assert wait_until(lambda: not [t for t in threading.enumerate() if t.name == "k2tui-hostprocs"])

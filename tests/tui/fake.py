@@ -307,6 +307,8 @@ class FakeBackend:
         self.script = script
         self.clock = clock
         self.orders: list[tuple[Any, ...]] = []
+        self.host_processes: tuple[GpuProcess, ...] = ()
+        self.sees_host_processes = False
         self.broken: K2Error | None = None
         self.logs: dict[str, FakeLog] = {}
         self.log_rate = log_rate
@@ -336,7 +338,7 @@ class FakeBackend:
         for task_id, other_id in self.moves:
             ids = [t.id for t in now]
             now.insert(ids.index(other_id), now.pop(ids.index(task_id)))
-        return replace(snap, board=link(replace(snap.board, tasks=tuple(now)), ()))
+        return replace(snap, board=link(replace(snap.board, tasks=tuple(now)), ()), host_processes=self.host_processes if self.sees_host_processes else ())
 
     def stop(self) -> None:
         self._end.set()
@@ -400,6 +402,9 @@ class FakeBackend:
 
     def watch_gpu(self, index: int | None) -> None:
         self.watched_gpu = index
+
+    def watch_host_processes(self, on: bool) -> None:
+        self.sees_host_processes = on
 
     def gpu_curves(self, start_s: float, end_s: float, steps: int = 0) -> GpuCurves:
         if end_s - start_s >= 900:  # what the dashboard asks for at its start: nothing was recorded

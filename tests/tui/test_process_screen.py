@@ -7,6 +7,7 @@ from typing import Any
 import fake
 from conftest import text_of
 
+from k2tui.core.gpu import GpuProcess
 from k2tui.tui.history import History
 from k2tui.tui.panels.processes import SORTS, key_of, ordered
 
@@ -98,3 +99,25 @@ async def test_sort_and_curves_by_key(make_app: Any) -> None:
 def test_keys_name_a_row_each() -> None:
     keys = [key_of(p) for p in fake.gpus(fake.T0).processes]
     assert len(keys) == len(set(keys)) == 8
+
+
+async def test_the_hosts_processes_are_shown_and_ended_on_request(make_app: Any) -> None:
+    app = make_app("serving")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until(pilot, lambda: "scheduler_TP1" in text_of(app))
+        assert not app.backend.host_processes
+        await pilot.press("tab", "a")
+        app.backend.host_processes = (
+            GpuProcess(777, "rsync", "me", -1, host_rss_b=3 << 30, started_s=fake.T0 - 60, command="rsync -a /a /b", kind=""),
+        )
+        await until(pilot, lambda: "rsync" in text_of(app) and "with the host's busiest" in text_of(app))
+        assert app.backend.sees_host_processes
+        await pilot.press("end", "K")
+        await until(pilot, lambda: "End pid 777: how?" in text_of(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: "3.0G of memory, no GPU" in text_of(app))
+        await pilot.press("escape", "1")
+        await until(pilot, lambda: not app.backend.sees_host_processes)
+        await pilot.press("2")
+        await until(pilot, lambda: app.backend.sees_host_processes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from k2tui.core.gpu import GpuProcess
+from k2tui.core.snapshot import Snapshot
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Column, Picture, Row, Seg, table, text_line
 from k2tui.tui.panels import Panel
@@ -40,7 +41,7 @@ def ordered(processes: Iterable[GpuProcess], sort: str) -> list[GpuProcess]:
     figure = figures.get(sort, lambda p: 0.0)
     return sorted(
         processes,
-        key=lambda p: (not p.is_orphan, p.user if sort == "user" else "", -figure(p), p.gpu_index, -(p.memory_used_b or 0)),
+        key=lambda p: (not p.is_orphan, p.user if sort == "user" else "", -figure(p), p.gpu_index < 0, p.gpu_index, -(p.memory_used_b or 0)),
     )
 
 
@@ -48,11 +49,18 @@ def key_of(process: GpuProcess) -> str:
     return f"{process.pid}/{process.gpu_index}"
 
 
+def all_of(snap: Snapshot) -> list[GpuProcess]:
+    """Processes on the GPUs, and, while they are asked for, the busiest others of the host (gpu_index -1)."""
+    found = list(snap.gpu.processes) if snap.gpu is not None else []
+    pids = {p.pid for p in found}
+    return found + [p for p in snap.host_processes if p.pid not in pids]
+
+
 def draw(view: View, width: int, height: int) -> Picture:
     gpu = view.snap.gpu
-    found = [p for p in gpu.processes if view.gpu_index in (-1, p.gpu_index)] if gpu is not None else []
+    found = [p for p in all_of(view.snap) if view.gpu_index in (-1, p.gpu_index)]
     notes = [Row("", text_line(f"{view.glyphs.warn} {note}", "warn")) for note in gpu.notes] if gpu is not None else []
-    if gpu is None or not found:
+    if not found:
         text = "No process holds GPU memory." if gpu is not None and gpu.gpus else "No GPU, so no GPU process."
         return Picture((*notes, *(() if notes else (Row("", text_line(text, "dim")),))))
     rows = []
@@ -62,11 +70,11 @@ def draw(view: View, width: int, height: int) -> Picture:
                 key_of(p),
                 (
                     Seg(view.glyphs.ok, "accent bold") if key_of(p) in view.process.tagged else "",
-                    str(p.gpu_index),
+                    str(p.gpu_index) if p.gpu_index >= 0 else "",
                     Seg(str(p.pid), "bold"),
                     p.user,
                     Seg(p.rank, "accent"),
-                    fmt.size(p.memory_used_b),
+                    fmt.size(p.memory_used_b) if p.gpu_index >= 0 else "",
                     "" if p.sm_utilization is None else f"{p.sm_utilization}%",
                     fmt.size(p.host_rss_b, ""),
                     "" if p.host_cpu_percent is None else f"{p.host_cpu_percent:.0f}%",
@@ -82,11 +90,13 @@ def draw(view: View, width: int, height: int) -> Picture:
     tagged = sum(1 for p in found if key_of(p) in view.process.tagged)
     if tagged:
         note.append(Seg(f"{tagged} tagged  ", "accent"))
-    asked = [g.usage_taken_s for g in gpu.gpus if g.usage_taken_s is not None and view.gpu_index in (-1, g.index)]
+    asked = [g.usage_taken_s for g in (gpu.gpus if gpu is not None else ()) if g.usage_taken_s is not None and view.gpu_index in (-1, g.index)]
     if asked and view.now_s - min(asked) > 5:
         note.append(Seg(f"sm up to {fmt.age(view.now_s - min(asked))} old  ", "dim"))
     if view.process.sort:
         note.append(Seg(f"by {view.process.sort}  ", "dim"))
+    if view.gpu_index == -1 and view.snap.host_processes:
+        note.append(Seg("with the host's busiest  ", "dim"))
     note.append(Seg(f"{orphans} orphaned", "warn") if orphans else Seg(str(len(found)), "dim"))
     return Picture((*lines, *notes), header, tuple(note))
 
@@ -103,7 +113,7 @@ PANEL = Panel(
     "processes",
     "GPU processes",
     draw,
-    needs=("gpu",),
+    needs=("gpu", "host_processes"),
     order=25,
     selectable=True,
     enter="open_process",
@@ -112,6 +122,7 @@ PANEL = Panel(
         ("o", "process_sort", "sort"),
         ("c", "process_curves", "curves"),
         ("K", "end_process", "end"),
+        ("a", "all_processes", "all"),
     ),
-    help="Processes that hold GPU memory, as NVML tells them. What is tagged is ended together, by the signal that you choose.",
+    help="Processes that hold GPU memory, as NVML tells them; `a` adds the busiest others of this host. What is tagged is ended together, by the signal that you choose.",
 )
