@@ -15,7 +15,7 @@ from typing import Any
 _UNINITIALIZED, _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 1, 7, 13
 _NO_INSTANCE = 0xFFFFFFFF
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
-_FIRST_ROOM = 16  # entries; a list that is longer makes it grow
+_FIRST_ROOM, _MOST_ROOM = 16, 100_000  # entries; a list that is longer makes the buffer grow
 # nvml.h, in native alignment
 _MEMORY_V2 = struct.Struct("@IQQQQ")  # version, total, reserved, free, used
 _PROCESS_V3 = struct.Struct("@IQII")  # pid, used memory, GPU instance, compute instance
@@ -110,9 +110,9 @@ class Calls:
                 try:
                     call(handle, first, second, *more)
                 except nvml.NVMLError as err:
-                    if err.value != _INSUFFICIENT_SIZE or count.value <= room:
+                    if err.value != _INSUFFICIENT_SIZE or room > _MOST_ROOM:
                         raise
-                    room = count.value * 2
+                    room = max(count.value, room) * 2
                     buffer = ctypes.create_string_buffer(entry.size * room)
                     continue
                 return list(entry.iter_unpack(buffer[: entry.size * min(count.value, room)]))
