@@ -30,7 +30,8 @@ class Profile:
     an EAGLE-3 draft ("" = none); num_steps, topk, num_draft_tokens go with it. nodes: the other machines of a server on several,
     as ssh names them; this one is node 0. dist_init_addr: HOST:PORT of node 0 as they reach it. node_rank: set by hand on a machine
     that is not node 0 (then nothing is started over SSH). node_python: interpreter there that has k2tui. stall_s: silence after which a start without
-    any other evidence counts as stalled (0 = learned).
+    any other evidence counts as stalled (0 = learned). ready_timeout_s: `up` and `extract` wait so long for readiness (0 = as long as
+    it loads).
     """
 
     name: str = ""

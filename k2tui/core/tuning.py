@@ -1,7 +1,7 @@
 """The tuner's reasoning: a space of settings, which trial comes next, which trial won. Pure; it starts and measures nothing.
 
 Search ("one at a time"): the profile as it is; each knob's other values, one at a time; then what helped, together; and the baseline
-again at the end, so that drift of the machine shows. "matrix": every combination.
+again in between and at the end, so that drift of the machine shows. "matrix": every combination.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ class Space:
     seed: int = 1
     ready_timeout_s: float = 1800.0
     bench_timeout_s: float = 1800.0
+    baseline_every: int = (
+        8  # the baseline is measured again after so many trials, and at the end; 0 = only at the end
+    )
     name: str = ""
 
 
@@ -79,10 +82,11 @@ class Trial:
     job_id: str = ""
     at_s: float = 0.0
     held_b: int = 0  # GPU memory that was still held after the stop
+    control_no: int = 0  # which of the baseline's later measurements
 
     @property
     def key(self) -> str:
-        return key_of(self.setting) + ("#control" if self.is_control else "")
+        return key_of(self.setting) + (f"#control{self.control_no or ''}" if self.is_control else "")
 
     @property
     def estimate(self) -> Estimate | None:
@@ -117,7 +121,7 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
 
     defaults = Space(profile="", knobs=())
     known = {"profile", "knob", "method", "metric", "repeats", "concurrency", "num_prompts", "random_input_len", "random_output_len", "seed",
-             "ready_timeout_s", "bench_timeout_s", "name"}  # fmt: skip
+             "ready_timeout_s", "bench_timeout_s", "baseline_every", "name"}  # fmt: skip
     for key in raw:
         if key not in known:
             import difflib
@@ -132,10 +136,13 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
     if not isinstance(profile, str) or not profile:
         raise bad("profile", "the profile to start from is missing", 'profile = "NAME"')
     values: dict[str, Any] = {}
-    for key in ("repeats", "concurrency", "num_prompts", "random_input_len", "random_output_len", "seed"):
+    for key in (
+        "repeats", "concurrency", "num_prompts", "random_input_len", "random_output_len", "seed", "baseline_every",
+    ):  # fmt: skip
         value = raw.get(key, getattr(defaults, key))
-        if not isinstance(value, int) or isinstance(value, bool) or value < (0 if key == "seed" else 1):
-            raise bad(key, f"must be a whole number of at least 1, not {value!r}")
+        least = 0 if key in ("seed", "baseline_every") else 1
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise bad(key, f"must be a whole number of at least {least}, not {value!r}")
         values[key] = value
     for key in ("ready_timeout_s", "bench_timeout_s"):
         value = raw.get(key, getattr(defaults, key))
@@ -170,6 +177,12 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
         options = table.get("values")
         if not isinstance(options, list) or not options:
             raise bad("knob", f"number {number} ({table[kinds[0]]}) has no values")
+        for value in cast("list[object]", options):
+            if not isinstance(value, str | int | float):
+                raise bad(
+                    "knob",
+                    f"number {number} ({table[kinds[0]]}): {value!r} is no text, number, true or false",
+                )
         if kinds[0] == "flag" and not str(table["flag"]).startswith("--"):
             raise bad("knob", f"number {number}: a flag begins with --, not {table['flag']!r}")
         knobs.append(Knob(kinds[0], str(table[kinds[0]]), tuple(cast("list[Value]", options))))
@@ -196,6 +209,11 @@ def apply(profile: Any, setting: Setting) -> dict[str, Any]:
                 raise UsageError(
                     f"profiles have no key {name!r}",
                     "knob key = one of a profile's keys, for example speculative_num_steps",
+                )
+            want = getattr(profile, name)
+            if isinstance(want, bool) != isinstance(value, bool) or not isinstance(value, type(want)):
+                raise UsageError(
+                    f"knob {name}: {value!r} is not of the kind of {want!r}, the profile's value"
                 )
             keys[name] = value
     return {"args": tuple(args), "env": env, **keys}
@@ -299,15 +317,24 @@ def compare(base: Trial, trial: Trial, metric: str, noise: float = 0.0) -> Verdi
 
 
 def drift(trials: Iterable[Trial]) -> float | None:
-    """Relative change between the first baseline and its control at the end: how far the machine itself moved."""
-    base = control = None
+    """The largest relative change between the first baseline and its later measurements: how far the machine itself moved."""
+    base: float | None = None
+    again: list[float] = []
     for trial in trials:
         if trial.setting == () and trial.estimate is not None:
             if trial.is_control:
-                control = trial.estimate.value
+                again.append(trial.estimate.value)
             elif base is None:
                 base = trial.estimate.value
-    return control / base - 1 if base and control else None
+    return max((value / base - 1 for value in again), key=abs) if base and again else None
+
+
+def since_baseline(trials: Iterable[Trial]) -> int:
+    """How many trials were measured since the baseline was (or should have been)."""
+    count = 0
+    for trial in trials:
+        count = 0 if trial.setting == () else count + (trial.estimate is not None)
+    return count
 
 
 def no_baseline(trials: Iterable[Trial]) -> str:
@@ -348,7 +375,7 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
     return {
         "setting": [list(s) for s in trial.setting], "state": trial.state, "values": list(trial.values), "cause": trial.cause, "ready_s": trial.ready_s,
         "stop_s": trial.stop_s, "accept_length": trial.accept_length, "figures": dict(trial.figures), "is_control": trial.is_control,
-        "job_id": trial.job_id, "at_s": trial.at_s, "held_b": trial.held_b,
+        "job_id": trial.job_id, "at_s": trial.at_s, "held_b": trial.held_b, "control_no": trial.control_no,
     }  # fmt: skip
 
 
@@ -359,6 +386,7 @@ def trial_from_json(raw: Mapping[str, Any]) -> Trial:
         values=tuple(float(v) for v in raw.get("values") or ()), cause=str(raw.get("cause") or ""), ready_s=raw.get("ready_s"),
         stop_s=raw.get("stop_s"), accept_length=raw.get("accept_length"), figures=dict(raw.get("figures") or {}),
         is_control=bool(raw.get("is_control")), job_id=str(raw.get("job_id") or ""), at_s=float(raw.get("at_s") or 0.0), held_b=int(raw.get("held_b") or 0),
+        control_no=int(raw.get("control_no") or 0),
     )  # fmt: skip
 
 

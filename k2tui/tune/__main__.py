@@ -25,9 +25,9 @@ from k2tui.core.tuning import (
     TuneStep,
     apply,
     drift,
-    key_of,
     no_baseline,
     planned,
+    since_baseline,
     table,
     winner,
     words,
@@ -68,6 +68,7 @@ class Tuner:
         self.space: Space = run.space
         self.config = loaded
         self.profile = loaded.get_profile(self.space.profile)
+        run.keep_profile(self.profile)
         if self.profile.auto_gpus:  # once: every trial on the same GPUs
             self.profile = settle_gpus(self.profile)
         self._server: str = ""  # job id of the server that runs now
@@ -85,6 +86,11 @@ class Tuner:
         self._resumed = f"trial {len(done)}" if done else ""
         while todo := planned(self.space, self.profile, {k: t for k, t in done.items() if not t.is_control}):
             self._progress(done, todo)
+            every = self.space.baseline_every
+            if every and since_baseline(done.values()) >= every:
+                self._left = len(todo)
+                self._again(done)
+                continue
             self._left = len(todo) - 1
             others = {k: t.setting for k, t in done.items() if t.state != "skipped"}
             why = no_change(self.profile, todo[0], others)
@@ -102,16 +108,19 @@ class Tuner:
                     {"ok": False, "cause": trial.cause, "folder": str(self.run.path), "trials": len(done)}
                 )
                 return 1
-        control = key_of(()) + "#control"
-        measured = sum(t.estimate is not None for t in done.values())
-        if measured > 1 and control not in done:
+        if since_baseline(done.values()):
             self._left = 0
-            trial = self.measure((), is_control=True)
-            self.run.add(trial)
-            done[trial.key] = trial
-            self._say(trial)
+            self._again(done)
         self._finish(list(done.values()))
         return 0
+
+    def _again(self, done: dict[str, Trial]) -> None:
+        """Measure the profile as it is once more."""
+        number = sum(t.is_control for t in done.values())
+        trial = self.measure((), control_no=number)
+        self.run.add(trial)
+        done[trial.key] = trial
+        self._say(trial)
 
     def _clear_leftovers(self) -> None:
         """Servers of this run that an earlier, killed tuner left running."""
@@ -186,9 +195,14 @@ class Tuner:
 
     # ---- one trial
 
-    def measure(self, setting: Setting, *, is_control: bool = False) -> Trial:
-        """doctor -> start -> ready or a verdict -> benchmark -> clean stop. Whatever goes wrong becomes the trial's cause."""
-        trial = Trial(setting=setting, is_control=is_control, at_s=time.time())
+    def measure(self, setting: Setting, *, control_no: int | None = None) -> Trial:
+        """doctor -> start -> ready or a verdict -> benchmark -> clean stop. Whatever goes wrong becomes the trial's cause.
+
+        control_no: which of the later measurements of the profile as it is; None = it is none.
+        """
+        trial = Trial(
+            setting=setting, is_control=control_no is not None, control_no=control_no or 0, at_s=time.time()
+        )
         name = self.space.profile
         self._now(trial, "check")
         try:

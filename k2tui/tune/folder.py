@@ -8,9 +8,13 @@ import shutil
 import stat
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from k2tui import paths
+from k2tui import __version__, paths
+from k2tui.config import Profile
+from k2tui.core.job_mask import mask_env
 from k2tui.core.tuning import Space, Trial, TuneStep, TuneView, parse_space, trial_from_json, trial_to_json
 from k2tui.errors import UsageError
 from k2tui.files import write_whole
@@ -26,6 +30,26 @@ def space_path(name: str) -> Path:
     if name.startswith("asset:"):
         return paths.assets_dir() / f"{name.removeprefix('asset:')}.toml"
     return Path(name).expanduser().absolute()
+
+
+def profile_toml(profile: Profile) -> str:
+    """A profile as TOML with every key, nothing inherited, secrets of its environment masked."""
+    lines = [f"[profile.{_toml(profile.name)}]"]
+    for key in (f.name for f in fields(Profile) if f.name not in ("name", "inherit", "auto_gpus")):
+        value: Any = getattr(profile, key)
+        if key == "gpus" and profile.auto_gpus:
+            value = "auto" if profile.auto_gpus < 0 else profile.auto_gpus
+        if key == "env":
+            inline = ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in sorted(mask_env(value).items()))
+            lines.append(f"env = {{ {inline} }}" if inline else "env = {}")
+        else:
+            lines.append(f"{key} = {_toml(list(value) if isinstance(value, tuple) else value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """JSON is TOML for texts, numbers, lists of them, true and false; but for DEL, and for characters beyond 16 bits in escapes."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def read_space(path: Path) -> Space:
@@ -156,6 +180,27 @@ class TuneFolder:
         }  # fmt: skip
         write_whole(path, json.dumps(facts, ensure_ascii=False) + "\n")
 
+    def keep_profile(self, profile: Profile) -> None:
+        """profile.toml: the whole profile as it was when the run began. Raises UsageError when it is another one now."""
+        path = self.path / "profile.toml"
+        text = profile_toml(profile)
+        try:
+            kept = parse_toml(path.read_bytes())
+        except FileNotFoundError:
+            write_whole(path, f"# as it was when this run began, k2tui {__version__}\n{text}")
+            return
+        except (OSError, ParseError) as err:
+            raise UsageError(
+                f"{path}: {err}", "remove that file to go on with the profile as it is now"
+            ) from None
+        was, now = (table["profile"].get(profile.name, {}) for table in (kept, parse_toml(text)))
+        changed = sorted(k for k in {*was, *now} - {"description"} if was.get(k) != now.get(k))
+        if changed:
+            raise UsageError(
+                f"profile {profile.name!r} is another one than when this run began: {', '.join(changed)}",
+                f"its figures would not compare: start a new run, or go on with --config {path}",
+            )
+
     def trials(self) -> list[Trial]:
         """Every whole line, the newest of each key; a torn last line (a crash in mid-write) is left out."""
         found: dict[str, Trial] = {}
@@ -192,8 +237,8 @@ class TuneFolder:
         lines = [
             f"# {note}",
             f'[profile."{name}"]',
-            f"inherit = {json.dumps(base)}",
-            f"description = {json.dumps(note)}",
+            f"inherit = {_toml(base)}",
+            f"description = {_toml(note)}",
         ]
         lines += [f"{key} = {value}" for key, value in changes]
         path = self.path / "best.toml"

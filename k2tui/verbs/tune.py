@@ -83,7 +83,10 @@ def _show(run: Any, as_json: bool) -> None:
         print(f"\n{why}")
     moved = drift(trials)
     if moved is not None:
-        print(f"\nthe baseline measured again at the end: {moved * 100:+.1f} %")
+        times = sum(t.is_control for t in trials)
+        print(
+            f"\nthe baseline measured again{f' ({times} times, the largest change)' if times > 1 else ''}: {moved * 100:+.1f} %"
+        )
     best = winner(space, trials)
     if best is not None and best.setting:
         print(f"best: {words(best.setting)} (profile: k2tui tune best {run.path.name})")
@@ -120,6 +123,8 @@ def _start(run: Any, args: argparse.Namespace) -> int:
         return 0
     job = folder.wait(job_id)
     _show(run, args.json)
+    if job.exit_code != 0:
+        print(f"k2tui tune: {job.reason or job.state}; k2tui jobs logs {job_id}", file=sys.stderr)
     return 0 if job.exit_code == 0 else 1
 
 
@@ -142,6 +147,11 @@ def run(args: argparse.Namespace) -> int:
         )
     found = TuneFolder.find(args.run or "")
     if args.action == "resume":
+        from k2tui import config
+
+        found.keep_profile(
+            config.load(args.config).get_profile(found.space.profile)
+        )  # said now, not in a log
         return _start(found, args)
     if args.action == "best":
         path = found.path / "best.toml"

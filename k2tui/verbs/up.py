@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", help='"auto", how many, or which: 0,1 (one: 3,)')
     parser.add_argument("--node-rank", type=int, help="this machine's rank, where the other nodes are started by hand")
     parser.add_argument("--no-wait", action="store_true", help="return as soon as the job is started")
-    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="give up waiting after S seconds (the server goes on); 0 = never")
+    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="give up waiting after S seconds (the server goes on); default: the profile's ready_timeout_s, 0 = never")
     parser.add_argument("--dry-run", action="store_true", help="print the command that would run, and the checks, and start nothing")
     parser.add_argument("--config", help="config file to read last")
     parser.add_argument("--json", action="store_true")
@@ -186,7 +186,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"schema": 1, "job": job_id}) if args.json else job_id)
         return 0
     print(f"job {job_id}: {shlex.join(argv)}", file=sys.stderr)
-    view = wait_ready(job_id, timeout_s=args.timeout, quiet=args.json)
+    limit_s = args.timeout or loaded.get_profile(args.profile or "").ready_timeout_s
+    view = wait_ready(job_id, timeout_s=limit_s, quiet=args.json)
     facts = describe(view)
     if args.json:
         print(json.dumps({"schema": 1, **facts}, ensure_ascii=False))

@@ -23,6 +23,7 @@ from k2tui.core.tuning import (
     parse_space,
     planned,
     short,
+    since_baseline,
     table,
     trial_from_json,
     trial_to_json,
@@ -104,6 +105,43 @@ def test_noise_and_drift_make_no_winner() -> None:
     assert winner(s, [trial((), state="failed"), better]) is None
 
 
+def test_the_largest_drift_counts_and_the_baseline_is_due_after_some_trials() -> None:
+    base, other = trial((), 100.0, 100.2, 99.8), (("env", "A", "1"),)
+    up = trial((), 103.0, 103.1, 102.9, is_control=True)
+    down = trial((), 94.0, 94.1, 93.9, is_control=True, control_no=1)
+    better = trial(other, 105.0, 105.2, 104.8)
+    assert drift([base, up, down]) == pytest.approx(-0.06) and up.key != down.key
+    assert winner(space(), [base, better, up]) is better  # 5 % against 3 % of drift
+    assert winner(space(), [base, better, up, down]) is base
+    failed = trial(other, state="failed")
+    assert [
+        since_baseline(t)
+        for t in ([], [base], [base, better, failed], [base, better, up], [base, up, better, better])
+    ] == [0, 0, 1, 0, 2]
+    assert trial_from_json(trial_to_json(down)) == down
+
+
+def test_a_run_keeps_its_profile_and_refuses_another(tmp_path: Path) -> None:
+    file = tmp_path / "space.toml"
+    file.write_text('profile = "p"\n[[knob]]\nflag = "--x"\nvalues = ["1"]\n')
+    run = TuneFolder.create(file)
+    own = replace(
+        BASE,
+        engine="local",
+        auto_gpus=-1,
+        description='a "b" 😀',
+        env={"A": "x\x7f", "HF_TOKEN": "hf_" + "a" * 34},
+    )
+    run.keep_profile(own)
+    run.keep_profile(replace(own, description="other words"))
+    text = (run.path / "profile.toml").read_text()
+    assert "hf_a" not in text
+    loaded = config.load(str(run.path / "profile.toml")).profiles["p"]
+    assert replace(loaded, env={}) == replace(own, env={}) and loaded.env["A"] == "x\x7f"
+    with pytest.raises(UsageError, match="another one than when this run began: args, port"):
+        run.keep_profile(replace(own, port=1, args=()))
+
+
 def test_less_is_better_for_latencies() -> None:
     s = space(metric="ttft_p50_ms")
     base, quick = trial((), 100.0, 101.0, 99.0), trial((("env", "A", "1"),), 80.0, 81.0, 79.0)
@@ -124,6 +162,9 @@ def test_settings_become_argv_and_env() -> None:
     assert changed == {"args": ("--attention-backend", "flashinfer"), "env": {}, "port": 5}
     with pytest.raises(UsageError, match="no key 'prot'"):
         apply(BASE, (("key", "prot", 5),))
+    for value in ("x", True, 1.5):
+        with pytest.raises(UsageError, match=r"knob port: .* is not of the kind of 30000"):
+            apply(BASE, (("key", "port", value),))
 
 
 @pytest.mark.parametrize(
@@ -132,6 +173,7 @@ def test_settings_become_argv_and_env() -> None:
         ({"profile": ""}, "profile"), ({"knob": []}, "nothing to vary"), ({"metric": "tokens"}, "tok_s_user"), ({"repeats": 0}, "at least 1"),
         ({"repeat": 3}, "did you mean 'repeats'"), ({"knob": [{"flag": "x", "values": [1]}]}, "begins with --"),
         ({"knob": [{"flag": "--x", "env": "Y", "values": [1]}]}, "exactly one"), ({"knob": [{"flag": "--x"}]}, "no values"), ({"knob": [3]}, "no table"),
+        ({"knob": [{"flag": "--x", "values": [[1, 2]]}]}, "is no text, number, true or false"), ({"baseline_every": -1}, "at least 0"),
     ],
 )  # fmt: skip
 def test_a_wrong_space_is_named(change: dict[str, Any], part: str) -> None:

@@ -48,7 +48,7 @@ def draw(view: View, width: int, height: int) -> Picture:
     else:
         pair(
             "setting",
-            Seg("the profile as it is" + (", measured again at the end" if trial.is_control else "")),
+            Seg("the profile as it is" + (", measured again" if trial.is_control else "")),
         )
     if row.estimate is not None:
         e = row.estimate
