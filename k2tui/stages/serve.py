@@ -36,11 +36,10 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
     if not profile.model:
         raise UsageError(f"profile {profile.name!r} names no model", f"set model = \"/path/to/checkpoint\" in [profile.{profile.name}]")
     launch = engines.get(profile.engine).launch(profile)
-    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, profile.gpus))} if profile.gpus else {}
     return StagePlan(
         title=f"serve {profile.name}" + (" + draft" if profile.draft else "") + (f" on {profile.nnodes} nodes" if profile.nodes else ""),
         argv=tuple(launch.argv),
-        env={**gpus, **launch.env, **profile.env},
+        env=dict(launch.env),
         kind="server",
         locks=(f"port:{launch.port}", *(f"gpu:{i}" for i in profile.gpus)),
         params={
