@@ -209,7 +209,7 @@ def check_seen(seen: Seen) -> Iterator[Finding]:
     lacks = f"engine {profile.engine!r} needs the package {package}, which {profile.python or 'this environment'} lacks"
     remedy = (
         f"set python in [profile.{profile.name}] to an interpreter that has it, "
-        f"or pip install 'k2tui[{'local' if profile.engine == 'local' else profile.engine}]'"
+        + ("or pip install vllm" if profile.engine == "vllm" else f"or pip install 'k2tui[{profile.engine}]'")
     )
     argv = _argv_of(profile)
     if isinstance(argv, K2Error):
