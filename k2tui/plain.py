@@ -27,6 +27,13 @@ def use_unicode() -> bool:
     return "utf" in (sys.stdout.encoding or "").lower() and not os.environ.get("K2TUI_ASCII")
 
 
+def table_width() -> int:
+    """Columns that a table may fill: those of the terminal or of COLUMNS, 120 where neither says so."""
+    import shutil
+
+    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else 120
+
+
 def clean(text: str) -> str:
     """Text from outside without escape codes and control characters."""
     return _CONTROL.sub("", text)

@@ -39,6 +39,10 @@ def mapping(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
+def _listing(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
 def number(value: Any) -> float | None:
     """A finite number, else None (Python's own JSON writes Infinity and NaN)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -427,6 +431,7 @@ def _aiperf(row: dict[str, Any], where: str) -> Imported:
         f.put("errors", bad, "requests", "failed")
     f.put("duration", mapping(row.get("benchmark_duration")).get("avg"), "s")
     f.put("output_throughput", mapping(row.get("output_token_throughput")).get("avg"), "tok/s")
+    f.put("output_tokens", mapping(row.get("total_output_tokens")).get("avg"), "tokens")
     f.put("request_throughput", mapping(row.get("request_throughput")).get("avg"), "req/s")
     f.put("accept_length", mapping(row.get("acceptance_length")).get("avg"), "tokens")
     for theirs, ours in (
@@ -440,18 +445,22 @@ def _aiperf(row: dict[str, Any], where: str) -> Imported:
     if itl:
         f.put("tok_s_user", 1000 / itl, "tok/s")
     config = mapping(row.get("input_config"))
-    load = mapping(config.get("loadgen"))
-    most, rate = load.get("concurrency"), number(load.get("request_rate"))
+    # 0.13 lists phases; before, one "loadgen" said it
+    phases = [mapping(p) for p in _listing(config.get("phases"))]
+    load = next((p for p in phases if p.get("kind") == "profiling"), mapping(config.get("loadgen")))
+    most, rate = load.get("concurrency"), number(load.get("rate") or load.get("request_rate"))
+    route = str(mapping(config.get("endpoint")).get("type") or "chat")
+    models = [mapping(m) for m in _listing(mapping(config.get("models")).get("items"))]
+    model = str(models[0].get("name") or "") if models else ""
     return Imported(
         tool="aiperf",
         metrics=tuple(f.found),
         concurrency=most if isinstance(most, int) else None,
         rate=rate,
-        shape="poisson" if rate else "closed",
+        shape=str(load.get("type") or "poisson") if rate else "closed",
         num_requests=done + bad,
-        workload=_workload(
-            "aiperf", "aiperf", {"endpoint": str(mapping(config.get("endpoint")).get("type"))}, "chat"
-        ),
+        workload=_workload("aiperf", "aiperf", {"endpoint": route}, route),
+        server={"fp": fingerprint({"imported": "aiperf", "model": model}), "model": model} if model else {},
         flags=(
             "percentiles of ITL are over requests' means, not over tokens",
             "output tokens are the client's own count",

@@ -35,6 +35,7 @@ from k2tui.loadgen.jsonvalue import mapping
 from k2tui.loadgen.options import bounded_prompts, prompt_len
 from k2tui.loadgen.stream import Exchange
 from k2tui.parsing import ParseError, parse_json
+from k2tui.plain import table_width
 
 USAGE_EACH_MAX = 32  # in flight; above it a running count with every chunk would cost the server
 PREBUILT_BYTES = 64 << 20
@@ -565,15 +566,16 @@ def _told_beside(
 
 
 def _report(sides: Sequence[Bench], rows: Sequence[BenchRow], args: argparse.Namespace) -> str:
+    width = table_width()
     if args.aa:
         base, new = rows[0::2], rows[1::2]
-        return compare_table(compare(base, new)) + "\n" + noise_words(base, new)
+        return compare_table(compare(base, new), width) + "\n" + noise_words(base, new)
     if len(sides) == 2:
         mine, other = ([r for r in rows if r.sweep == side.sweep] for side in sides)
-        return rows_table(rows) + "\n\n" + compare_table(compare(other, mine))
+        return rows_table(rows, width) + "\n\n" + compare_table(compare(other, mine), width)
     if args.sweep:
-        return sweep_table(rows)
-    return rows_table(rows)
+        return sweep_table(rows, width=width)
+    return rows_table(rows, width)
 
 
 def _repeat(sides: Sequence[Bench], point: Point, told: _Told) -> list[BenchRow]:

@@ -77,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _width() -> int:
-    import shutil
+    from k2tui.plain import table_width
 
-    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+    return table_width()
 
 
 def _db(args: argparse.Namespace, *, readonly: bool = True) -> Any:

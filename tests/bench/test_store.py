@@ -259,13 +259,26 @@ def test_faults_of_other_tools_are_flagged() -> None:
     (one,) = parse(json.dumps(guide), "x")
     figures = {(m.name, m.stat): m.value for m in one.metrics}
     assert figures["itl.v1", "p99"] == 30 and figures["errors.v1", "failed"] == 1
-    aiperf = {
+    aiperf: dict[str, Any] = {
         "request_count": {"avg": 5},
         "time_to_first_token": {"avg": 9.0, "p50": 8.0, "p99": 20.0},
         "inter_token_latency": {"avg": 5.0},
     }
     (one,) = parse(json.dumps(aiperf), "x")
     assert {(m.name, m.stat): m.value for m in one.metrics}["ttft.v1", "p99"] == 20
+    assert one.concurrency is None
+    # 0.13 says its load in phases
+    aiperf["input_config"] = {
+        "endpoint": {"type": "completions"},
+        "models": {"items": [{"name": "m"}]},
+        "phases": [
+            {"kind": "warmup", "type": "concurrency", "concurrency": 2},
+            {"kind": "profiling", "type": "poisson", "rate": 4.0, "concurrency": 8},
+        ],
+    }
+    (one,) = parse(json.dumps(aiperf), "x")
+    assert (one.concurrency, one.rate, one.shape, one.server["model"]) == (8, 4.0, "poisson", "m")
+    assert one.workload["api"] == "completions"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "not json", '{"a": 1}\n{"b"', "[1, 2]"])
