@@ -10,6 +10,7 @@ import sys
 from array import array
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
