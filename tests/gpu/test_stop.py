@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from k2tui import lifecycle
+from k2tui import config, lifecycle
 from k2tui.core.job import JobSpec, JobState
 from k2tui.jobs import folder
+from k2tui.jobs.chain import load_chain, open_run
 from k2tui.lifecycle import Ending, stop_child, stop_servers
 from k2tui.sources.nvml import NvmlSampler
 
@@ -184,3 +186,50 @@ def test_a_child_is_stopped_with_its_ranks_and_its_memory_waited_for(fake) -> No
     child.stdout.close()
     assert child.returncode == -signal.SIGTERM and rest.killed == (rank,)
     assert rest.is_clean and rest.freed_b == 78 * GIB and rest.took_s >= 2.5
+
+
+def test_a_pipeline_s_next_step_waits_for_the_memory_of_its_server(fake, tmp_path: Path) -> None:
+    """Extraction after a benchmark wants the same GPUs: it must not start while the driver still counts the server's memory."""
+    (tmp_path / "p.toml").write_text(
+        f"""name = "p"
+[[step]]
+name = "serve"
+kind = "server"
+needs = []
+argv = ["sleep", "600"]
+gate = ["file:{tmp_path}/p.toml"]
+[[step]]
+name = "bench"
+needs = ["serve"]
+argv = ["sleep", "1"]
+[[step]]
+name = "extract"
+needs = ["bench"]
+argv = ["true"]
+"""
+    )
+    freed_s: list[float] = []
+
+    def world() -> None:
+        job_id = _wait_for("serve")
+        fake.show(scene(fake, 80, (folder.get(job_id).pid or 0, 78)))
+        folder.wait(job_id, timeout_s=30)
+        time.sleep(1.5)
+        freed_s.append(time.time())
+        fake.show(scene(fake, 2))
+
+    fake.show(scene(fake, 2))
+    thread = threading.Thread(target=world, daemon=True)
+    thread.start()
+    open_run(config.load(), load_chain(tmp_path / "p.toml")).run()
+    thread.join()
+    started_s = folder.get(_wait_for("extract")).started_s
+    assert started_s is not None and started_s > freed_s[0]
+
+
+def _wait_for(stage: str) -> str:
+    end = time.monotonic() + 30
+    while not (found := [j for j in folder.list_jobs() if j.spec.stage == stage and j.pid]):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found[0].spec.id
