@@ -17,7 +17,6 @@ import os
 import resource
 import select
 import socket
-import struct
 import sys
 import time
 from array import array
@@ -36,7 +35,7 @@ from k2tui.loadgen.clock import (
 from k2tui.loadgen.stream import Exchange, Plain, take_plain
 
 now_ns = time.perf_counter_ns
-_READ = 1 << 18
+_READ = 1 << 16
 # Edge-triggered: the kernel need not look at every ready socket a second time. A read shorter than the buffer has emptied
 # the socket; a FIN that came with the data shows as EPOLLRDHUP.
 _WATCH = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
@@ -95,16 +94,17 @@ class Facts:
 
 
 class _Conn:
-    __slots__ = ("connecting", "exchange", "fd", "out", "read", "retry", "sock", "used_ns", "work")
+    __slots__ = ("connecting", "exchange", "fd", "out", "quick", "read", "retry", "sock", "used_ns", "work")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.read = sock.recvmsg_into
+        self.read = sock.recvmsg
         self.fd = sock.fileno()
         self.exchange: Exchange | None = None
         self.work: Work | None = None
         self.out: memoryview | None = None  # request bytes not sent yet
         self.connecting = False
+        self.quick = False  # nothing waits, and its next read may be a plain token event
         self.used_ns = 0  # when the last exchange on it ended; 0 = fresh
         self.retry = False
 
@@ -130,9 +130,6 @@ class EpollEngine:
         self._conns: dict[int, _Conn] = {}
         self._free: list[_Conn] = []
         self._kernel = have_kernel_stamps()
-        # fixed buffer: recvmsg_into allocates nothing but the control message
-        self._buf = bytearray(_READ)
-        self._view = memoryview(self._buf)
 
     # connections
 
@@ -251,9 +248,7 @@ class EpollEngine:
         gc.collect()
         gc.freeze()
         gc.disable()
-        unpack = struct.Struct("qq").unpack_from
         reads = 0
-        view, buf, rbuf = self._view, [self._view], self._buf
         conns, poll = self._conns, self._ep.poll
         plain, tick_ns = select.EPOLLIN, 1_000_000_000
         control = socket.CMSG_SPACE(48) if self._kernel else 0
@@ -263,9 +258,8 @@ class EpollEngine:
         way: Plain | None = None
         tail = b""
         held: list[_Conn] = []
-        exchanges: list[Exchange] = []
-        datas: list[bytearray] = []
-        stamps: list[int] = []
+        datas: list[bytes] = []
+        marks: list[bytes] = []  # the kernel's control data, one stamp each
         nap = 0.0
         cpu0 = time.process_time()
         t0 = facts.t0 = now_ns()
@@ -314,68 +308,53 @@ class EpollEngine:
                         done = self._finished(conn, facts)
                         in_flight -= self._after(done, on_done, ready, timed, timed_t0)
                         continue
-                    ex = conn.exchange
+                    broken: OSError | None = None
                     try:
-                        if control:
-                            n, ancillary, _, _ = conn.read(buf, control)
-                            if ancillary:
-                                sec, nsec = unpack(ancillary[0][2])
-                                if sec:
-                                    stamp = sec * 1_000_000_000 + nsec - offset
-                                else:
-                                    stamp = now_ns()
-                                    facts.unstamped += 1
-                            else:
-                                stamp = now_ns()
-                                if n:
-                                    facts.unstamped += 1
-                        else:
-                            n = conn.sock.recv_into(view)
-                            stamp = now_ns()
-                        if n:
-                            reads += 1
-                            if ex is None:
-                                self._drop(conn)  # bytes nobody asked for
-                                self._forget(conn)
-                                continue
-                            data = rbuf[:n]
-                            if ex.plain is not None:
-                                if way is None:
-                                    way, tail = ex.plain, ex.plain.tail
-                                if (
-                                    ex.plain is way
-                                    and not ex.later
-                                    and mask == plain
-                                    and n < _READ
-                                    and data.endswith(tail)
-                                ):
-                                    held.append(conn)
-                                    exchanges.append(ex)
-                                    datas.append(data)
-                                    stamps.append(stamp)
-                                    continue
-                            if mask == plain and n < _READ:
-                                if not ex.later:
-                                    backlog.append(conn)
-                                ex.later.append((data, stamp))
-                                continue
-                            if not ex.catch_up() and not ex.receive(data, stamp):
-                                if mask == plain and n < _READ:
-                                    continue
-                                # a FIN or more data is behind these bytes, and the edge will not come again
-                                n = self._rest(conn, ex)
-                                if n < 0:
-                                    continue
+                        data, ancillary, _, _ = conn.read(_READ, control)
                     except BlockingIOError:
                         continue
                     except OSError as err:
-                        n = 0
-                        if ex is not None and not ex.catch_up():
-                            stale = self._stale(conn, ex)
-                            if stale is not None:
-                                self._again(conn, stale, timed_t0, facts)
+                        data, ancillary, broken = b"", (), err
+                    reads += 1
+                    if conn.quick and mask == plain and ancillary and data.endswith(tail):
+                        held.append(conn)
+                        datas.append(data)
+                        marks.append(ancillary[0][2])
+                        continue
+                    ex = conn.exchange
+                    n = len(data)
+                    if ancillary:
+                        stamp = _stamps([ancillary[0][2]], offset)[0]
+                    else:
+                        stamp = now_ns()
+                        if n and control:
+                            facts.unstamped += 1
+                    if n:
+                        if ex is None:
+                            self._drop(conn)  # bytes nobody asked for
+                            self._forget(conn)
+                            continue
+                        if mask == plain and n < _READ:
+                            conn.quick = False
+                            if not ex.later:
+                                backlog.append(conn)
+                            ex.later.append((data, stamp))
+                            continue
+                        if not ex.catch_up() and not ex.receive(data, stamp):
+                            # a FIN or more data may be behind these bytes, and the edge will not come again
+                            try:
+                                n = self._rest(conn, ex, control, offset)
+                            except OSError as err:
+                                n, broken = 0, err
+                            if n < 0:
+                                conn.quick = ex.plain is not None and ex.plain is way
                                 continue
-                            ex.fail("reset", err.strerror or str(err))
+                    if broken is not None and ex is not None and not ex.catch_up():
+                        stale = self._stale(conn, ex)
+                        if stale is not None:
+                            self._again(conn, stale, timed_t0, facts)
+                            continue
+                        ex.fail("reset", broken.strerror or str(broken))
                     if n == 0:
                         if ex is None:
                             self._drop(conn)  # the server closed an idle connection
@@ -391,23 +370,43 @@ class EpollEngine:
                     ex.t_done = stamp if n else now_ns()
                     done = self._finished(conn, facts)
                     in_flight -= self._after(done, on_done, ready, timed, timed_t0)
-                if way is not None and held:
-                    if not take_plain(way, exchanges, datas, stamps):
+                if held:
+                    stamps = _stamps(marks, offset)
+                    stamp = stamps[-1]
+                    exchanges = [ex for conn in held if (ex := conn.exchange) is not None]
+                    if (
+                        way is None
+                        or max(map(len, datas)) >= _READ
+                        or not take_plain(way, exchanges, datas, stamps)
+                    ):
                         for conn, ex, data, at in zip(held, exchanges, datas, stamps, strict=True):
-                            if ex.receive(data, at):
+                            whole = ex.receive(data, at)
+                            if not whole and len(data) >= _READ:
+                                try:
+                                    whole = self._rest(conn, ex, control, offset) == 1
+                                except OSError:
+                                    whole = False  # what closed it shows as an event of its own
+                            if whole:
                                 ex.t_done = at
                                 done = self._finished(conn, facts)
                                 in_flight -= self._after(done, on_done, ready, timed, timed_t0)
+                            else:
+                                conn.quick = ex.plain is way
                     held.clear()
-                    exchanges.clear()
                     datas.clear()
-                    stamps.clear()
+                    marks.clear()
                 for _ in range(min(len(backlog), 1 if events else 8)):
                     conn = backlog.popleft()
                     ex = conn.exchange
-                    if ex is not None and ex.catch_up():
+                    if ex is None:
+                        continue
+                    if ex.catch_up():
                         done = self._finished(conn, facts)
                         in_flight -= self._after(done, on_done, ready, timed, timed_t0)
+                        continue
+                    if way is None and ex.plain is not None:
+                        way, tail = ex.plain, ex.plain.tail
+                    conn.quick = ex.plain is not None and ex.plain is way
                 now = now_ns()
                 if stamp:
                     lags.append(now - stamp)
@@ -454,16 +453,16 @@ class EpollEngine:
         facts.rss_peak_b = peak_rss_b()
         return facts
 
-    def _rest(self, conn: _Conn, ex: Exchange) -> int:
+    def _rest(self, conn: _Conn, ex: Exchange, control: int, offset: int) -> int:
         """Read on until the socket is empty (-1), the answer is whole (1) or the server has closed (0)."""
         while True:
             try:
-                data = conn.sock.recv(_READ)
+                data, ancillary, _, _ = conn.read(_READ, control)
             except BlockingIOError:
                 return -1
             if not data:
                 return 0
-            if ex.receive(data, now_ns()):
+            if ex.receive(data, _stamps([ancillary[0][2]], offset)[0] if ancillary else now_ns()):
                 return 1
 
     def _nap(self, in_flight: int) -> float:
@@ -521,7 +520,7 @@ class EpollEngine:
         self._send(conn, work, ex)
 
     def _send(self, conn: _Conn, work: Work, ex: Exchange) -> None:
-        conn.exchange, conn.work = ex, work
+        conn.exchange, conn.work, conn.quick = ex, work, False
         payload = work.payload if isinstance(work.payload, bytes) else work.payload()
         if conn.connecting:
             conn.out = memoryview(payload)
@@ -620,6 +619,16 @@ def new_exchange(work: Work, api: str) -> Exchange:
         session=work.session,
         turn=work.turn,
     )
+
+
+def _stamps(marks: Sequence[bytes], offset: int) -> list[int]:
+    """Receive times in ns of perf_counter. A mark is the kernel's three timespecs, of which the first is the software stamp."""
+    times = array("q", b"".join(marks))
+    seconds = times[0::6]
+    base = seconds[0] * 1_000_000_000 - offset
+    if seconds.count(seconds[0]) == len(seconds):
+        return [base + ns for ns in times[1::6]]
+    return [s * 1_000_000_000 + ns - offset for s, ns in zip(seconds, times[1::6], strict=True)]
 
 
 class _Timer:

@@ -26,31 +26,28 @@ _TOTALS = re.compile(rb'"completion_tokens":(\d+)')
 EVENT_END = b"\n\n\r\n"  # of an HTTP chunk that ends with an event; the last chunk of an answer never ends so
 
 
-class _Chunks(dict[int, tuple[bytes, int]]):
-    """Bytes of a whole HTTP chunk that is one event -> (how it must begin, bytes of the event's payload)."""
+class _Begins(dict[int, bytes]):
+    """Bytes of a whole HTTP chunk that is one event -> how it must begin."""
 
     def __init__(self, hexadecimal: str) -> None:
         self.hexadecimal = hexadecimal
 
-    def __missing__(self, n: int) -> tuple[bytes, int]:
+    def __missing__(self, n: int) -> bytes:
         digits = next((d for d in range(1, 9) if n > 12 + d and len(f"{n - 4 - d:x}") == d), 0)
-        size = n - 4 - digits
         # a length that no chunk can have gets a beginning that none has
-        self[n] = found = (
-            (f"{size:{self.hexadecimal}}\r\ndata: ".encode(), size - 8) if digits else (b"\n", 0)
-        )
+        self[n] = found = f"{n - 4 - digits:{self.hexadecimal}}\r\ndata: ".encode() if digits else b"\n"
         return found
 
 
 class Plain:
     """How one server writes a plain token event. One object a way, so that `is` compares."""
 
-    __slots__ = ("chunks", "null", "tail", "totals")
+    __slots__ = ("begins", "null", "tail", "totals")
 
     def __init__(self, null: bytes, hexadecimal: str, totals: bool, tail: bytes) -> None:
         self.null = null  # its spelling of "finish_reason": null
         self.tail = tail  # how the chunk of every such event ends
-        self.chunks = _Chunks(hexadecimal)
+        self.begins = _Begins(hexadecimal)
         self.totals = totals  # events carry completion_tokens
 
 
@@ -286,7 +283,7 @@ class Exchange:
         self.turn = turn
         self.answer = Answer()
         self.t_sched = self.t_send = self.t_first = self.t_done = 0
-        self.later: list[tuple[bytearray, int]] = []  # reads that wait for a quiet moment, with their stamps
+        self.later: list[tuple[bytes, int]] = []  # reads that wait for a quiet moment, with their stamps
         self.plain: Plain | None = None  # the quick paths may be used, and how
         # lists: an append to an array costs five times as much
         self.stamps: list[int] = []
@@ -308,13 +305,13 @@ class Exchange:
         self.text = ""
         self.output_ids: list[int] = []
 
-    def receive(self, data: bytes | bytearray, stamp: int) -> bool:
+    def receive(self, data: bytes, stamp: int) -> bool:
         """Take the bytes of one read, whose last byte arrived at `stamp`. True when the answer is whole."""
         if self.plain is None:
-            return self._receive_slow(bytes(data), stamp, 0)
+            return self._receive_slow(data, stamp, 0)
         fresh, pos = self._quick(data, self.plain)
         if pos < len(data):
-            return self._receive_slow(bytes(data[pos:] if pos else data), stamp, fresh)
+            return self._receive_slow(data[pos:] if pos else data, stamp, fresh)
         self._stamp(fresh, stamp)
         return False
 
@@ -327,7 +324,7 @@ class Exchange:
                 return True
         return self.done
 
-    def _quick(self, data: bytes | bytearray, plain: Plain) -> tuple[int, int]:
+    def _quick(self, data: bytes, plain: Plain) -> tuple[int, int]:
         """(token events, bytes) at the front of `data` that are whole HTTP chunks of exactly one token event each."""
         null = plain.null
         find = data.find
@@ -689,7 +686,7 @@ class Exchange:
 
 
 def take_plain(
-    plain: Plain, exchanges: Sequence[Exchange], reads: Sequence[bytearray], stamps: Sequence[int]
+    plain: Plain, exchanges: Sequence[Exchange], reads: Sequence[bytes], stamps: Sequence[int]
 ) -> bool:
     """Take one read of each of several streams, if each is one whole HTTP chunk with exactly one plain token event.
 
@@ -697,18 +694,18 @@ def take_plain(
     """
     k = len(reads)
     joined = b"".join(reads)
-    shapes = list(map(plain.chunks.__getitem__, map(len, reads)))
+    begins = list(map(plain.begins.__getitem__, map(len, reads)))
     if (
         len(joined) - len(joined.replace(b"\n", b"")) != 4 * k  # three times as fast as count
         or b"rror" in joined  # the shorter word is found faster; a text about errors goes the longer way
         or (plain.tail == EVENT_END and joined.count(plain.null) != k)
-        or not all(read.startswith(shape[0]) for read, shape in zip(reads, shapes, strict=True))
+        or not all(map(bytes.startswith, reads, begins))
     ):
         return False
     if not plain.totals:
-        for exchange, stamp, shape in zip(exchanges, stamps, shapes, strict=True):
+        for exchange, stamp, read, begin in zip(exchanges, stamps, reads, begins, strict=True):
             exchange.stamps.append(stamp)
-            exchange.lens.append(shape[1])
+            exchange.lens.append(len(read) - len(begin) - 4)
         return True
     totals = [int(t) for t in _TOTALS.findall(joined)]
     if len(totals) != k or not all(t > ex.cumulative[-1] for t, ex in zip(totals, exchanges, strict=True)):

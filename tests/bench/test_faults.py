@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,10 @@ import pytest
 
 from k2tui.benchdb import BenchDb
 from k2tui.loadgen import options
+from k2tui.loadgen.dialect import Dialect
+from k2tui.loadgen.engine import EpollEngine, Work
 from k2tui.loadgen.runner import run
+from k2tui.loadgen.stream import Exchange
 
 FAST = {"ttft_us": 4000, "itl_us": 2000}
 
@@ -157,3 +164,41 @@ def test_open_loop_meets_the_rate_and_shows_the_wait(mock: Any, tmp_path: Path, 
         "2",
     )
     assert row.ttft_sched_p99_ms > row.ttft_p99_ms + 500
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="epoll")
+def test_events_larger_than_one_read_are_read_whole_and_stamped() -> None:
+    """Edge-triggered: what is behind a full read must be fetched at once, for the edge does not come again."""
+    said: list[dict[str, Any]] = [
+        {"text": "w" * 150_000 * (k + 1), "meta_info": {"completion_tokens": k + 1, "finish_reason": None}}
+        for k in range(5)
+    ]
+    said[-1]["meta_info"] = {"completion_tokens": 5, "finish_reason": {"type": "length"}}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1 << 16)
+                peer.sendall(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+                )
+                for event in said:
+                    data = b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+                    peer.sendall(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+                    time.sleep(0.02)
+                peer.sendall(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        engine = EpollEngine("127.0.0.1", server.getsockname()[1], "generate", idle_timeout_s=5)
+        done: list[Exchange] = []
+        try:
+            payload = Dialect("generate", "h").request({"text": "x"})
+            facts = engine.run([Work(0, payload, 5)], limit=1, on_done=done.append)
+        finally:
+            engine.close()
+        thread.join(5)
+    (one,) = done
+    assert not one.error and one.record(facts.t0).output_tokens == 5
+    assert len(one.stamps) == 5 and one.stamps == sorted(one.stamps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -49,7 +50,7 @@ def openai_stream(
     total = 0
     for t in texts:
         total += 1
-        more: dict[str, object] = (
+        more: dict[str, Any] = (
             {"usage": {"prompt_tokens": 3, "completion_tokens": total, "x": 0}} if each else {"usage": None}
         )
         out += chunk(event(completion(t, **more), eol, compact))
@@ -180,7 +181,7 @@ def feed_together(pieces: list[list[bytes]], api: str) -> list[Exchange]:
     for at in range(max(map(len, pieces))):
         ready = [(ex, p[at]) for ex, p in zip(found, pieces, strict=True) if at < len(p) and not ex.done]
         way = next((ex.plain for ex, _ in ready if ex.plain is not None), None)
-        batch = [(ex, bytearray(d)) for ex, d in ready if way and ex.plain is way and d.endswith(way.tail)]
+        batch = [(ex, d) for ex, d in ready if way and ex.plain is way and d.endswith(way.tail)]
         taken = {ex.index for ex, _ in batch}
         exchanges, reads = [ex for ex, _ in batch], [d for _, d in batch]
         if way is None or not batch or not take_plain(way, exchanges, reads, [at] * len(batch)):
@@ -265,7 +266,7 @@ def test_streams_of_one_wake_up_are_taken_together_without_the_parser() -> None:
         spy.slow.clear()
     way = spies[0].plain
     assert way is not None and all(spy.plain is way for spy in spies)
-    assert take_plain(way, spies, [bytearray(good)] * 3, [5, 6, 7])
+    assert take_plain(way, spies, [good] * 3, [5, 6, 7])
     assert [spy.stamps for spy in spies] == [[1, 5], [1, 6], [1, 7]] and not any(spy.slow for spy in spies)
     # one that is not plain: nothing is taken, each goes its own way
     for bad in (
@@ -274,8 +275,8 @@ def test_streams_of_one_wake_up_are_taken_together_without_the_parser() -> None:
         b"0" + good,
         good[:-4] + b"\n\r\n",
     ):
-        assert not take_plain(way, spies, [bytearray(good), bytearray(bad), bytearray(good)], [8, 8, 8])
-    assert not bytearray(chunk(event(completion("", "length")))).endswith(way.tail)
+        assert not take_plain(way, spies, [good, bad, good], [8, 8, 8])
+    assert not chunk(event(completion("", "length"))).endswith(way.tail)
     assert [len(spy.stamps) for spy in spies] == [2, 2, 2]
 
 
@@ -393,7 +394,7 @@ def test_first_read_with_several_tokens_is_spread_by_the_streams_own_gap() -> No
 def test_running_count_tells_tokens_without_text() -> None:
     """A model may begin with a token that has no text: the server's count is what makes it one; a role chunk is none."""
 
-    def usage(n: int) -> dict[str, object]:
+    def usage(n: int) -> dict[str, Any]:
         return {"usage": {"prompt_tokens": 1, "completion_tokens": n, "x": 0}}
 
     ex = Exchange(0, "completions", 2)
