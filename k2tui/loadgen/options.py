@@ -160,6 +160,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="closed loop: 1, 2, 4, ... up to MAX, ends early when throughput stops growing, then looks around the knee",
     )
     load.add_argument(
+        "--sweep-rate",
+        type=number("--sweep-rate", above=True),
+        default=None,
+        metavar="MAX",
+        help="open loop: 1, 2, 4, ... requests per second up to MAX, ten seconds each or longer, with the same ends",
+    )
+    load.add_argument(
         "--against",
         default="",
         metavar="URL",
@@ -299,10 +306,18 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError("--max-seconds must be above 0")
     if args.idle_timeout <= 0:
         raise UsageError("--idle-timeout must be above 0")
-    if args.aa and (args.against or args.sweep):
+    if args.aa and (args.against or args.sweep or args.sweep_rate):
         raise UsageError("--aa measures one server against itself: leave --against and --sweep out")
+    if args.sweep and args.sweep_rate:
+        raise UsageError("--sweep goes over concurrency and --sweep-rate over arrivals: give one of them")
     if args.sweep and args.request_rate:
-        raise UsageError("--sweep is a closed-loop search: leave --request-rate out")
+        raise UsageError(
+            "--sweep is a closed-loop search: leave --request-rate out", "--sweep-rate MAX sweeps arrivals"
+        )
+    if args.sweep_rate and (args.request_rate or args.sweep_rate < 1):
+        raise UsageError("--sweep-rate MAX starts at 1 request per second and takes no --request-rate")
+    if args.sweep_rate and args.dataset.startswith("mooncake:"):
+        raise UsageError("a trace has its own arrivals: --trace-speed makes it faster")
     if args.burstiness <= 0:
         raise UsageError("--burstiness must be above 0")
     if not 0 < args.random_range_ratio <= 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import signal
@@ -518,7 +519,7 @@ def run(args: argparse.Namespace) -> int:
             other = argparse.Namespace(**vars(args))
             other.url, other.label = args.against, args.against_label or "against"
             sides.append(open_bench(other))
-        if args.sweep:
+        if args.sweep or args.sweep_rate:
             rows = _sweep(sides, told)
         elif args.aa:
             rows = _aa(sides[0], told)
@@ -562,6 +563,8 @@ def _told_beside(
         return {"comparisons": [comparison_dict(c) for c in compare(other, mine)]}
     if args.sweep:
         return {"knee": next((p.row.concurrency for p in sweep_points(rows) if p.is_knee), None)}
+    if args.sweep_rate:
+        return {"knee": next((p.row.request_rate for p in sweep_points(rows) if p.is_knee), None)}
     return {}
 
 
@@ -573,7 +576,7 @@ def _report(sides: Sequence[Bench], rows: Sequence[BenchRow], args: argparse.Nam
     if len(sides) == 2:
         mine, other = ([r for r in rows if r.sweep == side.sweep] for side in sides)
         return rows_table(rows, width) + "\n\n" + compare_table(compare(other, mine), width)
-    if args.sweep:
+    if args.sweep or args.sweep_rate:
         return sweep_table(rows, width=width)
     return rows_table(rows, width)
 
@@ -601,37 +604,43 @@ def _repeat(sides: Sequence[Bench], point: Point, told: _Told) -> list[BenchRow]
 
 
 GROWTH_END = 0.05  # a doubling that brings less throughput than this, twice in a row, ends a sweep
+RATE_S = 10  # a point of a rate sweep lasts so long, or longer
 
 
 def _sweep(sides: Sequence[Bench], told: _Told) -> list[BenchRow]:
-    """1, 2, 4, ... until MAX or until two doublings bring nothing, then the points between the knee's neighbours."""
+    """1, 2, 4, ... in flight (or arriving a second) until MAX or until two doublings bring nothing, then the points between
+    the knee's neighbours."""
     args = sides[0].args
-    most: int = args.sweep
-    told.total = (most.bit_length() + 2) * args.repeats * len(sides)
+    by_rate = args.sweep_rate is not None
+    most = float(args.sweep_rate if by_rate else args.sweep)
+    told.total = (int(most).bit_length() + 2) * args.repeats * len(sides)
     rows: list[BenchRow] = []
-    curve: dict[int, float] = {}
+    curve: dict[float, float] = {}
 
-    def measure(c: int) -> None:
+    def measure(load: float) -> None:
+        least = math.ceil(RATE_S * load) if by_rate else 3 * int(load)
         for side in sides:
-            side.want = replace(side.want, num_prompts=max(bounded_prompts(args), 3 * c))
-        found = _repeat(sides, Point(c), told)
+            side.want = replace(side.want, num_prompts=max(bounded_prompts(args), least))
+        point = Point(args.max_concurrency, load, args.arrival) if by_rate else Point(int(load))
+        found = _repeat(sides, point, told)
         rows.extend(found)
         own = [r.output_throughput for r in found if r.sweep == sides[0].sweep and r.output_throughput]
-        curve[c] = sum(own) / len(own) if own else 0.0
+        curve[load] = sum(own) / len(own) if own else 0.0
 
-    c, flat = 1, 0
-    while c <= most:
-        measure(c)
-        before = curve.get(c // 2)
-        flat = flat + 1 if before and curve[c] < before * (1 + GROWTH_END) else 0
-        if flat >= 2 or not curve[c]:
+    load, flat = 1.0, 0
+    while load <= most:
+        measure(load)
+        before = curve.get(load / 2)
+        flat = flat + 1 if before and curve[load] < before * (1 + GROWTH_END) else 0
+        if flat >= 2 or not curve[load]:
             break
-        c *= 2
+        load *= 2
     at = knee(list(curve.items()))
     if at is not None:
-        for c in (int(at * 3 // 4), int(at * 3 // 2)):
-            if c > 1 and c not in curve and c <= most:
-                measure(c)
+        for between in (at * 0.75, at * 1.5):
+            load = between if by_rate else float(int(between))
+            if load > 1 and load not in curve and load <= most:
+                measure(load)
     return rows
 
 

@@ -284,6 +284,9 @@ def test_every_action_answers_in_json_and_with_its_exit_code(mock: Any, tmp_path
 
     swept = answer(0, "sweep", "--sweep", "4", "--label", "swept", *small)
     assert [r["concurrency"] for r in swept["runs"]][:3] == [1, 2, 4] and "knee" in swept
+    by_rate = answer(0, "sweep", "--sweep-rate", "2", "--max-seconds", "0.6", "--label", "rates", *small)
+    assert [r["request_rate"] for r in by_rate["runs"]] == [1, 2] and "knee" in by_rate
+    assert "give one of them" in answer(2, "sweep", "--sweep-rate", "2", "--sweep", "4", *small)
     noise = answer(0, "aa", "--repeats", "3", "--concurrency", "2", *small)
     assert len(noise["runs"]) == 6
     assert {n["metric"] for n in noise["noise"]} >= {"output_throughput", "tpot_p50"}
