@@ -1,6 +1,12 @@
 """Measure k2tui's load generator beside its peers, against a server that knows the truth, and write the tables.
 
-    .venv/bin/python tests/benchmarks/loadgen_peers.py --sglang /opt/sglang-cpu/bin/python --render docs/benchmarks.md
+    .venv/bin/python tests/benchmarks/loadgen_peers.py --realtime --sglang PYTHON --vllm PYTHON --aiperf PYTHON \\
+        --guidellm PYTHON --render docs/benchmarks.md
+
+One call measures everything and writes the page. Every figure is a cell of its own; with `--data FILE` each is stored as soon as
+it is measured and a later call measures only what is missing. For a machine on which others measure too, `--lock FILE` holds that lock
+while it measures times and lets go of it every `--slice` seconds; the table of what servers do, which asks for right or wrong,
+is filled while it waits.
 
 Server: tests/fixtures/bench/mocksse.c on core 0; client: on core 1, one after the other (`--realtime`: both in a real-time
 class, for a machine on which others work; stated in the table). Every run is one process started for it. CPU is that of the
@@ -11,6 +17,8 @@ tokens, so that start-up is out and the report is in.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -20,9 +28,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,10 +76,10 @@ class Run:
     completed: int | None = None
     tokens: int | None = None
     output_throughput: float | None = None
-    ttft: dict[str, float] = field(default_factory=dict)
-    itl: dict[str, float] = field(default_factory=dict)
-    tpot: dict[str, float] = field(default_factory=dict)
-    ttft_sched: dict[str, float] = field(default_factory=dict)
+    ttft: dict[str, Any] = field(default_factory=dict)
+    itl: dict[str, Any] = field(default_factory=dict)
+    tpot: dict[str, Any] = field(default_factory=dict)
+    ttft_sched: dict[str, Any] = field(default_factory=dict)
     accept_length: float | None = None
     peak: float | None = None
     cpu_s: float = 0.0
@@ -333,6 +342,40 @@ def aiperf(load: Load, url: str, work: Path, opt: Options) -> Run:
     return run
 
 
+def guidellm(load: Load, url: str, work: Path, opt: Options) -> Run:
+    out, prompts = work / "guidellm.json", work / "guidellm.jsonl"
+    out.unlink(missing_ok=True)
+    route = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}.get(load.api)
+    if route is None:
+        return Run(note="no such route")
+    # Not its synthetic text: that is English cut by the tokenizer, of which ours knows no word, so every prompt came out empty
+    # and guidellm refused each request before sending it ("missing text_column"), which it tells at log level DEBUG only.
+    said = " ".join(f"w{2 + i}" for i in range(load.input_len))
+    row = json.dumps({"prompt": said, "output_tokens_count": load.output_len})
+    prompts.write_text(f"{row}\n" * load.requests)
+    if load.rate is not None:
+        profile = f"kind=poisson,rate={load.rate}" + (f",max_concurrency={load.cap}" if load.cap else "")
+    else:
+        profile = f"kind=concurrent,streams={load.concurrency}"
+    argv = [str(Path(opt.python["guidellm"]).parent / "guidellm"), "run",
+            "--backend", f"kind=openai_http,target={url},model=mock-model,request_format={route}", "--profile", profile,
+            "--constraint", f"kind=max_requests,count={load.requests}", "--tokenizer", f"kind=huggingface_auto,model={opt.tokenizer}",
+            "--data", f"kind=json_file,path={prompts}", "--output", f"kind=json,path={out}", "--disable-progress"]  # fmt: skip
+    run, text = spawn(argv, realtime=opt.realtime, timeout=opt.timeout, env={"HF_HUB_OFFLINE": "1"})
+    if not out.exists():
+        lines = [x for x in text.splitlines() if x.strip()]
+        run.note = (run.note or next((x for x in reversed(lines) if "Error" in x), "no output"))[:100]
+        return run
+    metrics = json.loads(out.read_text())["benchmarks"][0]["metrics"]
+    run.completed = int(metrics["request_totals"]["successful"])
+    run.tokens = int(metrics["output_token_count"]["successful"]["total_sum"])
+    run.output_throughput = metrics["output_tokens_per_second"]["successful"]["mean"]
+    for name, into in (("time_to_first_token_ms", run.ttft), ("inter_token_latency_ms", run.itl)):
+        value = metrics[name]["successful"]
+        into.update(p50=value["percentiles"]["p50"], p99=value["percentiles"]["p99"], mean=value["mean"])
+    return run
+
+
 CLIENTS: dict[str, Client] = {
     "k2tui": k2tui,
     "k2tui asyncio": k2tui_asyncio,
@@ -340,7 +383,9 @@ CLIENTS: dict[str, Client] = {
     "sglang.serving": sglang_python,
     "vllm bench serve": vllm,
     "aiperf": aiperf,
+    "guidellm": guidellm,
 }
+DISTS = {"sglang": "sglang", "vllm": "vllm", "aiperf": "aiperf", "guidellm": "guidellm"}
 
 
 def make_tokenizer(folder: Path, python: str) -> None:
@@ -374,32 +419,115 @@ def measure(name: str, load: Load, mock: Mock, work: Path, opt: Options, **setti
     return run
 
 
-ENGINE = {"batch": 1, "ttft_us": 50000, "itl_us": 20000}
+ENGINE: dict[str, Any] = {"batch": 1, "ttft_us": 50000, "itl_us": 20000}
 
 
-def part_main(names: list[str], mock: Mock, work: Path, opt: Options, cs: list[int]) -> dict[str, Any]:
+@dataclass
+class Cells:
+    """What was measured so far, by the cell's name; every new one is stored at once."""
+
+    store: Path
+    lock: Path | None
+    slice_s: float
+    meanwhile: Iterator[Any] | None = None  # cells that need no quiet machine, measured on demand
+    found: dict[str, Any] = field(default_factory=dict)
+    _held: Any = None
+    _since: float = 0.0
+
+    def get(self, name: str, take: Callable[[], Any], quiet: bool = True) -> Any:
+        if name not in self.found:
+            if quiet:
+                self._hold()
+            self.found[name] = take()
+            self.store.write_text(json.dumps(self.found))
+        return self.found[name]
+
+    def _hold(self) -> None:
+        if self.lock is None or (self._held and time.monotonic() - self._since < self.slice_s):
+            return
+        self.let_go()
+        time.sleep(0.5)  # whoever waits takes it first
+        self._held = self.lock.open("w")
+        waiter = threading.Thread(target=fcntl.flock, args=(self._held, fcntl.LOCK_EX), daemon=True)
+        waiter.start()
+        while waiter.is_alive() and self.meanwhile is not None and next(self.meanwhile, None):
+            pass
+        waiter.join()
+        self._since = time.monotonic()
+
+    def let_go(self) -> None:
+        if self._held:
+            self._held.close()
+            self._held = None
+
+
+@dataclass
+class Bench:
+    names: list[str]
+    mock: Mock
+    work: Path
+    opt: Options
+    cells: Cells
+
+    def cell(self, part: str, name: str, key: object, load: Load, **settings: object) -> dict[str, Any]:
+        def take() -> dict[str, Any]:
+            return vars(measure(name, load, self.mock, self.work, self.opt, **settings))
+
+        return self.cells.get(f"{part}/{key}/{name}", take)
+
+
+def steps(c: int) -> Load:
+    return Load(c, c * (1 if c >= 1024 else 2))
+
+
+def part_main(b: Bench, cs: list[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for c in cs:
-        for name in names:
-            load = Load(c, c * (1 if c >= 1024 else 2))
-            found.setdefault(name, {})[str(c)] = vars(measure(name, load, mock, work, opt, **ENGINE))
+        for name in b.names:
+            found.setdefault(name, {})[str(c)] = b.cell("main", name, c, steps(c), **ENGINE)
     return found
 
 
-def part_busy(names: list[str], mock: Mock, work: Path, opt: Options) -> dict[str, Any]:
-    """A busy loop of equal priority on the client's core, nobody in a real-time class."""
-    plain = Options(opt.port, opt.tokenizer, False, opt.python, opt.timeout)
+PAIR = ("k2tui", "sglang Rust client")
+
+
+def part_cpu(b: Bench, pairs: int) -> list[dict[str, Any]]:
+    """CPU of k2tui and of SGLang's Rust client in turn."""
+    found: list[dict[str, Any]] = []
+    for k in range(pairs):
+        pair: dict[str, Any] = {}
+        for c in (32, 256, 1024):
+            for name in PAIR:
+                pair.setdefault(name, {})[str(c)] = b.cell("cpu", name, f"{k}-{c}", steps(c), **ENGINE)
+        found.append(pair)
+    return found
+
+
+@contextlib.contextmanager
+def busy_loop() -> Iterator[None]:
+    loop = subprocess.Popen(["taskset", "-c", "1", sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        loop.kill()
+        loop.wait()
+
+
+def part_busy(b: Bench) -> dict[str, Any]:
+    """A busy loop of equal priority on the client's core, no client in a real-time class."""
+    plain = Options(b.opt.port, b.opt.tokenizer, False, b.opt.python, b.opt.timeout)
     found: dict[str, Any] = {}
-    for name in names:
-        loop = subprocess.Popen(["taskset", "-c", "1", sys.executable, "-c", "while True: pass"])
-        try:
-            found[name] = vars(measure(name, Load(64, 128), mock, work, plain, **ENGINE))
-        finally:
-            loop.kill()
-            loop.wait()
+    for name in b.names:
+
+        def take(name: str = name) -> dict[str, Any]:
+            with busy_loop():
+                return vars(measure(name, Load(64, 128), b.mock, b.work, plain, **ENGINE))
+
+        found[name] = b.cells.get(f"busy/64/{name}", take)
     return found
 
 
+GENERATE = ("k2tui", "sglang Rust client", "sglang.serving")  # clients that know SGLang's own route
 FAULTS: list[tuple[str, str, dict[str, object], str]] = [
     # title, route, server's behaviour, what is compared
     ("1,4,2,3 tokens per chunk, chat", "chat", {"spec": "1,4,2,3", "itl_us": 10000}, "itl"),
@@ -425,42 +553,47 @@ FAULTS: list[tuple[str, str, dict[str, object], str]] = [
 ]
 
 
-def part_faults(names: list[str], mock: Mock, work: Path, opt: Options) -> list[dict[str, Any]]:
-    table: list[dict[str, Any]] = []
+def fault_cells(b: Bench) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+    """(row, client, what it said), one after the other; right or wrong needs neither a quiet machine nor a real-time class."""
+    plain = Options(b.opt.port, b.opt.tokenizer, False, b.opt.python, b.opt.timeout)
     for title, api, settings, what in FAULTS:
-        print(title, flush=True)
-        row: dict[str, Any] = {"title": title, "what": what, "clients": {}}
-        for name in names:
-            if name == "k2tui asyncio" or (api == "generate" and name in ("vllm bench serve", "aiperf")):
+        row: dict[str, Any] = {"title": title, "what": what}
+        for name in b.names:
+            if name == "k2tui asyncio" or (api == "generate" and name not in GENERATE):
                 continue
-            run = measure(
-                name,
-                Load(8, 16, output_len=64, api=api),
-                mock,
-                work,
-                opt,
-                **{"ttft_us": 20000, "itl_us": 5000, **settings},
-            )
-            row["clients"][name] = vars(run)
-        table.append(row)
-    return table
+            load = Load(8, 16, output_len=64, api=api)
+            how = {"ttft_us": 20000, "itl_us": 5000, **settings}
+
+            def take(name: str = name, load: Load = load, how: dict[str, Any] = how) -> dict[str, Any]:
+                return vars(measure(name, load, b.mock, b.work, plain, **how))
+
+            yield row, name, b.cells.get(f"faults/{title}/{name}", take, quiet=False)
 
 
-def part_open(names: list[str], mock: Mock, work: Path, opt: Options) -> dict[str, Any]:
+def part_faults(b: Bench) -> list[dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = {}
+    for row, name, said_so in fault_cells(b):
+        table.setdefault(row["title"], {**row, "clients": {}})["clients"][name] = said_so
+    return list(table.values())
+
+
+def part_open(b: Bench) -> dict[str, Any]:
     """60/s into 4 slots (the wait must show), and 200/s Poisson as the server saw it."""
     found: dict[str, Any] = {}
-    for name in names:
+    for name in b.names:
         if name == "k2tui asyncio":
             continue
-        capped = measure(
-            name, Load(4, 300, output_len=16, rate=60, cap=4), mock, work, opt, ttft_us=20000, itl_us=5000
-        )
-        free = measure(
-            name, Load(0, 1000, output_len=4, rate=200), mock, work, opt, ttft_us=5000, itl_us=2000
-        )
-        dump = work / "truth.bin"
-        mock.get(f"/__dump?path={dump}")
-        found[name] = {"capped": vars(capped), "free": vars(free), "rate": arrival_rate(dump, 1000)}
+        into4 = Load(4, 300, output_len=16, rate=60, cap=4)
+        capped = b.cell("open", name, "capped", into4, ttft_us=20000, itl_us=5000)
+
+        def take(name: str = name) -> dict[str, Any]:
+            load = Load(0, 1000, output_len=4, rate=200)
+            run = vars(measure(name, load, b.mock, b.work, b.opt, ttft_us=5000, itl_us=2000))
+            dump = b.work / "truth.bin"
+            b.mock.get(f"/__dump?path={dump}")
+            return {"free": run, "rate": arrival_rate(dump, 1000)}
+
+        found[name] = {"capped": capped, **b.cells.get(f"open/free/{name}", take)}
     return found
 
 
@@ -486,23 +619,28 @@ def err(run: dict[str, Any], name: str, stat: str) -> str:
     return f"{diff:+.2f}"
 
 
+def marginal_cpu(runs: dict[str, Any]) -> float | None:
+    """CPU-s per 1 M tokens by which the run with 256 streams exceeds the one with 32; None when one of them failed."""
+    small, large = runs.get("32"), runs.get("256")
+    if not small or not large or not small.get("completed") or not large.get("completed"):
+        return None
+    return (large["cpu_s"] - small["cpu_s"]) / (large["truth"]["tokens"] - small["truth"]["tokens"]) * 1e6
+
+
 def render(data: dict[str, Any]) -> str:
     """Markdown of everything measured."""
     lines: list[str] = [f"Measured {data['when']}, {data['where']}.", ""]
     main = data.get("main", {})
     if main:
         lines += [
-            "Errors are the client's figure minus the server's own, in ms. `true` = what the server really did in that run.",
+            "Errors are the client's figure minus the server's own, in ms. `true` = what the server really did in that run. aiperf and"
+            " guidellm keep one mean ITL a request, so that theirs is the p99 of means.",
             "",
         ]
         lines += ["| client | C | tok/s | ITL p99 error (true) | TTFT p50 error | TTFT p99 error | CPU-s per 1 M tokens | RSS MB | load avg |",
                   "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
         for name, runs in main.items():
-            small, large = runs.get("32"), runs.get("256")
-            marginal = None
-            if small and large and small.get("completed") and large.get("completed"):
-                more = (large["truth"]["tokens"] - small["truth"]["tokens"]) / 1e6
-                marginal = (large["cpu_s"] - small["cpu_s"]) / more
+            marginal = marginal_cpu(runs)
             for c, run in runs.items():
                 if run.get("output_throughput") is None:
                     lines.append(f"| {name} | {c} | failed: {run['note']} | | | | | | |")
@@ -512,6 +650,18 @@ def render(data: dict[str, Any]) -> str:
                     f"| {name} | {c} | {run['output_throughput']:,.0f} | {err(run, 'itl', 'p99')} ({run['truth']['itl_ms']['p99']:.2f}) "
                     f"| {err(run, 'ttft', 'p50')} | {err(run, 'ttft', 'p99')} | {cpu} | {run['rss_mb']:.0f} | {run['load1']:.1f} |"
                 )
+        lines.append("")
+    pairs = data.get("cpu", [])
+    if pairs:
+        lines += ["CPU of k2tui and of SGLang's Rust client, in turn. 256 streams: CPU-s per 1 M more tokens than with 32 streams. 1,024"
+                  " streams: CPU-s of the whole process (262,144 tokens), start included.", "",
+                  "| pair | 256: k2tui | Rust | ratio | 1,024: k2tui | Rust | ratio |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+        for k, pair in enumerate(pairs, 1):
+            mine, other = (marginal_cpu(pair[name]) or 0.0 for name in PAIR)
+            whole, theirs = (pair[name]["1024"]["cpu_s"] for name in PAIR)
+            lines.append(
+                f"| {k} | {mine:.1f} | {other:.1f} | {mine / (other or 1):.2f} | {whole:.2f} | {theirs:.2f} | {whole / theirs:.2f} |"
+            )
         lines.append("")
     busy = data.get("busy", {})
     if busy:
@@ -604,80 +754,87 @@ def said(row: dict[str, Any], name: str) -> str:
     return text if ok else f"**{text}**"
 
 
+def version(python: str, dist: str) -> str:
+    code = (
+        "import sys,importlib.metadata as m\n"
+        "for d in (sys.argv[1], sys.argv[1] + '-cpu'):\n"
+        "    try: print(m.version(d)); break\n"
+        "    except m.PackageNotFoundError: pass"
+    )
+    told = subprocess.run([python, "-c", code, dist], capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "?"
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--sglang", default="", help="python of an environment with sglang (its Python and Rust clients)"
+        "--sglang", default="", help="python of an environment with sglang (Python and Rust clients)"
     )
     parser.add_argument("--sglang-stubs", default="", help="PYTHONPATH that this environment needs")
     parser.add_argument("--vllm", default="", help="python of an environment with vllm")
     parser.add_argument("--vllm-stubs", default="")
     parser.add_argument("--aiperf", default="", help="python of an environment with aiperf")
-    parser.add_argument("--parts", default="main,busy,faults,open")
+    parser.add_argument("--guidellm", default="", help="python of an environment with guidellm")
+    parser.add_argument("--parts", default="main,cpu,busy,faults,open")
     parser.add_argument("--concurrency", default="32,256,1024")
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of runs of the part cpu")
     parser.add_argument("--clients", default="", help="only these, comma separated")
     parser.add_argument("--realtime", action="store_true")
     parser.add_argument("--port", type=int, default=PORT)
-    parser.add_argument("--data", default="", help="JSON file that collects the parts of several calls")
     parser.add_argument(
-        "--render",
-        default="",
-        help="Markdown file: the table goes between <!-- peers --> and <!-- /peers -->",
+        "--data", default="", help="JSON file of the cells: those in it are not measured again"
+    )
+    parser.add_argument("--lock", default="", help="hold this file's lock while measuring")
+    parser.add_argument("--slice", type=float, default=200, help="let go of the lock every so many seconds")
+    parser.add_argument(
+        "--render", default="", help="Markdown page: the tables go between its <!-- peers --> marks"
     )
     args = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="k2tui-peers-"))
-    store = Path(args.data) if args.data else work / "peers.json"
-    data: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
-    python = {k: v for k, v in (("sglang", args.sglang), ("sglang_stubs", args.sglang_stubs), ("vllm", args.vllm),
-                                ("vllm_stubs", args.vllm_stubs), ("aiperf", args.aiperf)) if v}  # fmt: skip
+    store = Path(args.data) if args.data else work / "cells.json"
+    cells = Cells(store, Path(args.lock) if args.lock else None, args.slice)
+    if store.exists():
+        cells.found = json.loads(store.read_text())
+    python = {k: getattr(args, k) for k in (*DISTS, "sglang_stubs", "vllm_stubs") if getattr(args, k)}
     names = ["k2tui", "k2tui asyncio"]
     names += ["sglang Rust client", "sglang.serving"] if args.sglang else []
     names += ["vllm bench serve"] if args.vllm else []
-    names += ["aiperf"] if args.aiperf else []
+    names += [k for k in ("aiperf", "guidellm") if k in python]
     if args.clients:
         names = [n for n in names if n in args.clients.split(",")]
+    binary, tokenizer = work / "mocksse", work / "tok"
+    subprocess.run(["gcc", "-O2", "-w", "-o", str(binary), str(FIXTURES / "mocksse.c"), "-lm"], check=True)
+    make_tokenizer(tokenizer, args.sglang or sys.executable)
+    mock = Mock(binary, args.port, tokenizer, args.realtime)
+    bench = Bench(names, mock, work, Options(args.port, tokenizer, args.realtime, python), cells)
     parts = [p for p in args.parts.split(",") if p]
-    if parts:
-        binary = work / "mocksse"
-        subprocess.run(
-            ["gcc", "-O2", "-w", "-o", str(binary), str(FIXTURES / "mocksse.c"), "-lm"], check=True
-        )
-        tokenizer = work / "tok"
-        make_tokenizer(tokenizer, args.sglang or sys.executable)
-        mock = Mock(binary, args.port, tokenizer, args.realtime)
-        opt = Options(args.port, tokenizer, args.realtime, python)
-        try:
-            for part in parts:
-                print(f"== {part}", flush=True)
-                if part == "main":
-                    found = part_main(names, mock, work, opt, [int(c) for c in args.concurrency.split(",")])
-                    for name, runs in found.items():
-                        data.setdefault("main", {}).setdefault(name, {}).update(runs)
-                elif part == "busy":
-                    data.setdefault("busy", {}).update(part_busy(names, mock, work, opt))
-                elif part == "open":
-                    data.setdefault("open", {}).update(part_open(names, mock, work, opt))
-                else:
-                    merged = {row["title"]: row for row in data.get("faults", [])}
-                    for row in part_faults(names, mock, work, opt):
-                        merged.setdefault(row["title"], row)["clients"].update(row["clients"])
-                    data["faults"] = list(merged.values())
-                data["when"] = time.strftime("%Y-%m-%d")
-                data["where"] = (f"{os.cpu_count()} cores, Linux {os.uname().release.split('-')[0]}, loopback; server on core 0, client on "
-                                 f"core 1{', both in a real-time class' if args.realtime else ''}; other jobs ran on the machine "
-                                 "(load average beside each figure)")  # fmt: skip
-                store.write_text(json.dumps(data))
-        finally:
-            mock.close()
+    if cells.lock is not None and "faults" in parts:
+        cells.meanwhile = fault_cells(bench)
+    data: dict[str, Any] = {"when": time.strftime("%Y-%m-%d")}
+    try:
+        for part in parts:
+            print(f"== {part}", flush=True)
+            if part == "main":
+                data[part] = part_main(bench, [int(c) for c in args.concurrency.split(",")])
+            elif part == "cpu":
+                data[part] = part_cpu(bench, args.pairs) if args.sglang else []
+            else:
+                data[part] = {"busy": part_busy, "faults": part_faults, "open": part_open}[part](bench)
+    finally:
+        cells.let_go()
+        mock.close()
+    peers = ", ".join(f"{k} {version(python[k], k)}" for k in DISTS if k in python)
+    data["where"] = (
+        f"{os.cpu_count()} cores, Linux {os.uname().release.split('-')[0]}, loopback; server on core 0, client on core 1"
+        f"{', both in a real-time class' if args.realtime else ''}; load average beside each figure"
+        f"{'; ' + peers if peers else ''}"
+    )
     text = render(data)
     print(text)
     if args.render:
         page = Path(args.render)
-        old = page.read_text()
-        new = re.sub(
-            r"(<!-- peers -->\n).*?(<!-- /peers -->)", lambda m: m[1] + text + "\n" + m[2], old, flags=re.S
-        )
-        page.write_text(new)
+        marked = r"(<!-- peers -->\n).*?(<!-- /peers -->)"
+        page.write_text(re.sub(marked, lambda m: m[1] + text + "\n" + m[2], page.read_text(), flags=re.S))
     shutil.rmtree(work, ignore_errors=True)
     return 0
 
