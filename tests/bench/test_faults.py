@@ -202,3 +202,42 @@ def test_events_larger_than_one_read_are_read_whole_and_stamped() -> None:
     (one,) = done
     assert not one.error and one.record(facts.t0).output_tokens == 5
     assert len(one.stamps) == 5 and one.stamps == sorted(one.stamps)
+
+
+@pytest.mark.parametrize(
+    ("api", "settings"),
+    [
+        ("completions", {"batch": 1}),
+        ("completions", {"jitter_us": 1500}),
+        ("completions", {"itl_us": 0, "coalesce": 16}),  # as fast as it is read, many events in one write
+        ("chat", {"itl_us": 0, "coalesce": 16, "spec": "1,4,2,3"}),
+        ("generate", {"cumulative": 0}),
+        ("generate", {"out_ids": 0}),
+        ("generate", {"draft": 4, "accept": 0.6, "seed": 3}),
+        ("completions", {"ttft_per_ktok_us": 100_000}),
+        ("completions", {"slots": 4, "itl_per_us": 100, "batch": 1}),
+        ("completions", {"stall_at_ms": 350, "stall_ms": 120}),
+    ],
+)
+def test_every_other_way_of_the_server_is_counted_and_timed_right(
+    mock: Any, tmp_path: Path, capsys: Any, api: str, settings: dict[str, Any]
+) -> None:
+    """Tokens, acceptance and, where no two tokens shared a read, times: the server's own."""
+    for _ in range(6):  # as long as the machine stops client or server for whole steps
+        mock.configure(**{"ttft_us": 10_000, "itl_us": 4000, **settings})
+        row, errors = measure(mock.url, tmp_path, "--api", api)
+        truth = mock.truth()
+        assert errors == {} and row.completed == truth["ok"] == 16
+        assert row.count == "server" and row.total_output_tokens == truth["tokens"] == 1024
+        told = (row.itl_mean_ms, row.ttft_p99_ms, row.icl_max_ms)
+        true = pytest.approx(
+            (truth["itl_ms"]["mean"], truth["ttft_ms"]["p99"], truth["icl_ms"]["max"]), rel=0.03, abs=0.5
+        )
+        if (told == true and not row.coalesced) or "coalesce" in settings:
+            break
+    if "coalesce" in settings:
+        assert row.coalesced > 0.5 and not row.is_valid  # their times are bounds, and the row says so
+    elif not row.coalesced:
+        assert told == true
+    if "draft" in settings:
+        assert row.accept_length == pytest.approx(truth["accept_length"], abs=0.02)
