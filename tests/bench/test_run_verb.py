@@ -433,3 +433,13 @@ def test_a_server_whose_answers_are_nested_without_end(tmp_path: Path) -> None:
         server.shutdown()
         server.server_close()
     assert done.returncode == 1 and "every warm-up request failed" in done.stderr
+
+
+def test_status_says_that_the_newest_run_has_no_figures(mock: Any, tmp_path: Path) -> None:
+    mock.configure(http500_every=1)
+    options = ("--concurrency", "2", "--num-prompts", "2", "--warmup", "0", "--label", "broken")
+    assert k2tui(tmp_path, "run", "--url", mock.url, *options).returncode == 1
+    said = subprocess.run(
+        [*K2TUI[:-1], "status"], capture_output=True, text=True, timeout=60, env=environment(tmp_path), cwd=tmp_path
+    )  # fmt: skip
+    assert "newest benchmark: broken: no figures (nothing completed)" in said.stdout
