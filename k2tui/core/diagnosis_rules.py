@@ -415,7 +415,7 @@ _NUMBERS: tuple[tuple[str, tuple[str, ...], Pattern], ...] = tuple(
     (name, words, Pattern(pattern, re.I))
     for name, words, pattern in (
         ("total", ("repeat=", "num_prompts", "num-prompts", "total_requests", "total requests"), r" repeat=\d+ completed=\d+/(\d+) |num_prompts['\"]?\s*[=:]\s*(\d+)|['\"]?total_requests['\"]?\s*[=:]\s*(\d+)|Total requests:\s+(\d+)|--num-prompts[ =](\d+)"),
-        ("successful", ("repeat=", "successful", "completed"), r" repeat=\d+ completed=(\d+)/|Successful requests:\s+(\d+)|['\"]successful_requests['\"]:\s*(\d+)|['\"]completed['\"]:\s*(\d+)"),
+        ("successful", ("repeat=", "successful", "completed'", 'completed"'), r" repeat=\d+ completed=(\d+)/|Successful requests:\s+(\d+)|['\"]successful_requests['\"]:\s*(\d+)|['\"]completed['\"]:\s*(\d+)"),
         ("failed", ("failed",), r"Failed requests:\s+(\d+)|['\"]failed_requests['\"]:\s*(\d+)|['\"]failed['\"]:\s*(\d+)"),
         ("generated", ("generated", "total_output"), r"Total generated tokens(?: \(retokenized\))?:\s+(\d+)|['\"]total_output_tokens['\"]:\s*(\d+)|['\"]total_generated_tokens['\"]:\s*(\d+)|['\"]total_output['\"]:\s*(\d+)"),
         ("throughput", ("throughput", "output_tokens_per_second"), r"\boutput_throughput=([\d.]+) tok/s|['\"]output_tokens_per_second['\"]:\s*([\d.]+)|['\"]output_throughput['\"]:\s*([\d.]+)|Output token throughput \(tok/s\):\s+([\d.]+)"),
@@ -562,8 +562,6 @@ class Collector:
         for literal in self._words.maybe_in(text):
             if literal.translate(_ONE_DIGIT) not in shape:
                 continue
-            if _reads_digits(literal):
-                return False
             for rule, pattern, unless in self._rules[literal]:
                 if _reads_digits(rule.pattern) or _reads_digits(rule.unless):
                     return False
@@ -596,7 +594,7 @@ class Collector:
     def _tells_number(text: str) -> bool:
         low = text.lower()
         return any(hint in low for hint in _NUMBER_HINTS) and any(
-            pattern.search(text) for _, _, pattern in _NUMBERS
+            any(word in low for word in words) and pattern.search(text) for _, words, pattern in _NUMBERS
         )
 
     def _note_exception(self, body: str, line: Line, phase: Phase, round_: int) -> None:

@@ -16,7 +16,8 @@ _KEEP_B = 16 << 10  # they nearly always stand in so many bytes
 
 _STAMP = re.compile(rb"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?")
 _ANY_STAMP = rb"[\dT:.,Z+ -]{8,40}"
-_ACCESS = rb'INFO:     [^\[\n"]*+"[A-Z]+ /[^\[\n" ]*+ HTTP/1\.1" [1-4].*+\n'
+# sets of printable ASCII without quote and bracket: a set that names what it holds is matched twice as fast as one of what it lacks
+_ACCESS = rb'INFO:     [ !#-Z\\-~]*+"[A-Z]++ /[!#-Z\\-~]*+ HTTP/1\.1" [1-4].*+\n'
 _BATCH = rb"(?:Decode|Prefill) batch[,.] #.*+\n"
 _DIGITS = b"0123456789"
 _ANSWER_WORDS = b'"POST /'
@@ -66,7 +67,7 @@ class PlainLines:
                 re.compile(
                     rb"(?:" + shape + rb"\[[^\[\]\n]{8,80}\] (?:" + _BATCH + rb"|" + _ACCESS + rb"))++"
                 ),
-                re.compile(rb"(?:" + shape + rb"(?:\(APIServer pid=\d+\) )?" + _ACCESS + rb")++"),
+                re.compile(rb"(?:" + shape + rb"(?:\(APIServer pid=\d++\) )?+" + _ACCESS + rb")++"),
                 re.compile(shape + rb"\[[^\[\]\n]{8,80}\] "),
                 prefix.count(b"["),
             )

@@ -107,16 +107,23 @@ def _edge(
     return make
 
 
+def match_word(text: str, word: str, pattern: Pattern) -> re.Match[str] | None:
+    """The first match of a pattern that begins with this word, at a word's beginning: in a long line found faster than by \\b."""
+    at = text.find(word)
+    while at >= 0:
+        is_word = at == 0 or not (text[at - 1].isalnum() or text[at - 1] == "_")
+        if is_word and (match := pattern.match(text, at)):
+            return match
+        at = text.find(word, at + 1)
+    return None
+
+
 def _args(text: str) -> Event | None:
     values: dict[str, str] = {}
     for name, pattern in _ARG.items():
-        at = text.find(name)
-        while at >= 0:
-            is_word = at == 0 or not (text[at - 1].isalnum() or text[at - 1] == "_")
-            if is_word and (match := pattern.match(text, at)):
-                values[name] = next((g for g in match.groups() if g is not None), "")
-                break
-            at = text.find(name, at + 1)
+        match = match_word(text, name, pattern)
+        if match:
+            values[name] = next((g for g in match.groups() if g is not None), "")
 
     def number(name: str) -> int | None:
         return whole(values[name]) if values.get(name, "").isdigit() else None

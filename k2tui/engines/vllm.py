@@ -21,7 +21,7 @@ from k2tui.core.load import DecodeBatch, Phase
 from k2tui.core.patterns import Pattern, Words, whole
 from k2tui.engines import Engine, LaunchPlan, no_nodes
 from k2tui.engines._grammar import parse_shared
-from k2tui.engines.sglang import bind_failed
+from k2tui.engines.sglang import bind_failed, match_word
 from k2tui.paths import model_path
 
 
@@ -67,7 +67,7 @@ _MODEL = Pattern(
     r"(?:model=|'model': |'model_tag': |speculative_config=.{0,0}|model load(?:ing)? )['\"]([^'\"]+)['\"]"
 )
 _TP = Pattern(r"(?:tensor_parallel_size['\"]?[=:] ?)(\d+)")
-_PORT = Pattern(r"['\"]?\bport['\"]?[=:] ?(\d+)")
+_PORT = Pattern(r"port['\"]?[=:] ?(\d+)")
 _URL = Pattern(r"on (https?://[^\s,]+)")
 _STATS = Pattern(r"([A-Z][A-Za-z ]+?):? ([\d.]+)(?: tokens/s| reqs|%)")
 _MEAN = Pattern(
@@ -94,7 +94,7 @@ def _facts(is_start: bool) -> Callable[[str], Event | None]:
             _VERSION.search(text),
             _MODEL.search(text),
             _TP.search(text),
-            _PORT.search(text),
+            match_word(text, "port", _PORT),
         )
         return EngineArgs(
             "vllm",

@@ -44,6 +44,15 @@ def bar(n: int, title: str, tail: str) -> str:
     )
 
 
+def shards(total: int) -> bytes:
+    """A checkpoint's shards, each refresh of the bar one shard more."""
+    return "".join(
+        f"Loading safetensors checkpoint shards: {100 * n // total:3d}% Completed | {n}/{total} "
+        f"[{clock(n)}<{clock(total - n)},  1.01it/s]\r"
+        for n in range(total + 1)
+    ).encode()
+
+
 def trainer(every: int) -> bytes:
     """A trainer's bar without a figure, and its logged loss as a line of its own."""
     return "".join(
@@ -66,6 +75,8 @@ def main() -> int:
         "start, SGLang 0.5.23": READY * 40,
         "start, 8 ranks": (FIXTURES / "sglang/0.5.23/tp8-72shards.log").read_bytes() * 40,
         "start, vLLM": VLLM * 80,
+        "start, docker stamps": STYLES["docker"](READY * 20),
+        "bar of shards": READY[:30_000] + shards(20_000),
         "bars with loss": "".join(
             bar(n, "Training Epoch 0: ", f", loss={4 - 3 * n / BARS:.2f}, acc=0.21") for n in range(BARS)
         ).encode(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -222,3 +223,98 @@ def test_runs_passed_over_in_bulk_say_what_line_by_line_says(head, prefix, runs,
     assert [(h.state, h.phase, h.model, h.first_line_no) for h in history] == [
         (h.state, h.phase, h.model, h.first_line_no) for h in one.history
     ]
+
+
+_TWICE = [  # nothing that is serving: of its chatter neither lines nor ranks are counted
+    b"/usr/lib/python3/dist-packages/sglang/srt/layers/quantization/awq/awq.py:53: UserWarning: Only CUDA, HIP and XPU support AWQ currently.\n",
+    b"  warnings.warn(\n",
+    b"[2026-11-29 17:33:0# TP#] Ignore import error when loading sglang.srt.models.llama#: No module named 'vllm#'\n",
+    b"[2026-11-29 17:33:0# TP#] Init Unified Radix Cache. Tree Core: RustUnifiedTreeCore #\n",
+    b"[1999-11-29 17:33:0# TP#] Init Unified Radix Cache. Tree Core: RustUnifiedTreeCore #\n",
+    b"[2026-99-29 17:33:0#] Init Unified Radix Cache. Tree Core: RustUnifiedTreeCore #\n",
+    b"[2026-11-29 17:33:0# TP#] Cuda graph is disabled[#026-11-29 17:33:0# TP1] Radix cache\n",
+    b"[1999-11-29 17:33:0#] good day\n",
+    b"[2026-11-29 17:33:0#] good day\n",
+    b"[2026-11-29 17:33:0#] GOOD day\n",
+    b"[1999-11-29 17:33:0#] GOOD day\n",
+    b"(EngineCore_DP# pid=8#) INFO 11-29 18:27:1# [gpu_worker.py:#1] Using FlashAttention version #\n",
+    b"(EngineCore_DP# pid=8#) ERROR 11-29 18:27:1# [core.py:#1] EngineCore failed to start.\n",
+    b"INFO 11-29 18:27:1# [config.py:#1] This model supports multiple tasks: {'embed', 'generate#'}\n",
+    b"rank #: a matter of GB#0\n",
+    b"open: code: 2#\n",
+    b"got signal: #\n",
+    b"bind(): [Errno 9#] Address, code: 2#, exit code: -#\n",
+    b"[2026-11-29 17:33:1# TP#] Load weight begin. avail mem=138.#4 GB\n",
+    b"[2026-11-29 17:33:1# TP#] Load weight end. elapsed=#.5 s, type=LlamaForCausalLM, avail mem=12#.34 GB\n",
+    b"Loading safetensors checkpoint shards:  #0% Completed | #/9 [00:0#<00:0#,  1.#it/s]\r",
+    b"[2026-11-29 17:33:2#] server_args=ServerArgs(model_path='/models/m#', tp_size=2, port=3000#)\n",
+    b"[2026-11-29 17:33:3# TP#] ValueError: world size # is not divisible by 3\n",
+    b"train step #/9 loss 0.#1 acc 0.00\n",
+    b"train step 1/# loss 0.1\n",
+    b"point C=1 repeat=1 completed=0/# \n",
+    b"Loading shards:  10%|#| 1/# [00:01<00:01,  1.0it/s]\n",
+    b"client: status 50#, HTTP/1.1 #03\n",
+    b"2026-11-29 17:33:0# INFO waiting for #\n",
+    b"\x1b[3#mcolours #\x1b[0m\n",
+    b"caf\xc3\xa9 # caf\xff\n",
+]  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.sampled_from(_TWICE), st.text("012345678", min_size=1, max_size=12)), max_size=60),
+    st.lists(st.integers(0, 6000), max_size=8),
+)
+def test_lines_known_by_their_shape_say_what_they_say_when_read(rows, cuts):
+    compare([(line, digit) for line, digits in rows for digit in digits], cuts)
+
+
+@pytest.mark.parametrize("digits", ["012345678", "876543210"])
+def test_digits_that_count_are_read(digits):
+    for line in _TWICE:
+        compare([(line, digit) for digit in digits], [])
+    compare([(line, digit) for digit in digits for line in _TWICE], [])
+
+
+def compare(rows: list[tuple[bytes, str]], cuts: list[int]):
+    """Known or read in full: the same."""
+    data = b"".join(line.replace(b"#", digit.encode()) for line, digit in rows) + b"\n"
+    one = load_tracker()
+    one.feed_lines(read_lines(data, 2026), NOW)
+    view, findings, history = view_of(data, cuts)
+    assert view == one.view(NOW)
+    assert findings == one.findings()
+    assert history == one.history
+    assert view_facts(data) == view_facts(data, in_full=True)
+
+
+def view_facts(data: bytes, *, in_full: bool = False):
+    """What the tracker counted."""
+    tracker = load_tracker()
+    if in_full:
+        tracker.feed_lines(read_lines(data, 2026), NOW)
+    else:
+        tracker.feed(data, NOW)
+    found = tracker._lane._collector
+    told = found.ignored_imports, found.numbers, found.server_errors, found.client_errors, found.dead_steps
+    return tracker._lane._facts(0.0, None), told, tracker._lane._log_s
+
+
+def test_a_line_of_a_known_shape_is_not_read_again():
+    line = b"[2026-11-29 17:33:%02d TP%d] Init Unified Radix Cache. Tree Core: RustUnifiedTreeCore\n"
+    tracker = load_tracker()
+    read = 0
+    take = tracker._lane.take
+
+    def counted(line, **options):
+        nonlocal read
+        read += 1
+        take(line, **options)
+
+    tracker._lane.take = counted  # type: ignore[method-assign]
+    tracker.feed(b"".join(line % (n % 60, n % 8) for n in range(400)), NOW)
+    assert read < 5
+    facts = tracker._lane._facts(0.0, None)
+    assert (facts.lines, len(facts.ranks)) == (400, 8)
+    assert facts.last_line is not None
+    assert facts.last_line.no == 400
