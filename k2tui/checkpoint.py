@@ -54,7 +54,7 @@ def read_header(path: Path) -> dict[str, Any]:
             raise K2Error(f"{path.name}: header of {length} bytes does not fit the file ({size} bytes): cut short or not safetensors")
         try:
             header = json.loads(fh.read(length))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise K2Error(f"{path.name}: header is not JSON: not a safetensors file or damaged")
     if not isinstance(header, dict):
         raise K2Error(f"{path.name}: header is not a JSON object")
@@ -80,7 +80,7 @@ def _json_file(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise K2Error(f"{path}: {err.strerror or err}", "check the path and its permissions")
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         line = getattr(err, "lineno", None)
         raise K2Error(f"{path}{f':{line}' if line else ''}: not valid JSON: {err}", "download that file again")
     if not isinstance(value, dict):

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from k2tui.errors import K2Error
 from k2tui.lifecycle import NODE_STOPPED
+from k2tui.parsing import parse_json
 
 SSH = (
     "ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
@@ -72,7 +73,7 @@ def ask(
             f"ssh -o BatchMode=yes {host} true must work without a question",
         )
     try:
-        answer = json.loads(done.stdout.strip().splitlines()[-1])
+        answer = parse_json(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         answer = None
     if not isinstance(answer, dict):
@@ -161,7 +162,7 @@ class Node:
 
     def _take(self, line: bytes) -> dict[str, Any] | None:
         try:
-            facts = cast("dict[str, Any]", json.loads(line))
+            facts = cast("dict[str, Any]", parse_json(line))
         except ValueError:
             return None  # a banner of the login, or a half line
         if "log" in facts:

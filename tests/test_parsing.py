@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from k2tui import cli
+from k2tui import checkpoint, cli
+from k2tui.core import journal
+from k2tui.core.training import TrainFold
+from k2tui.dataset.prompts import to_prompt
 from k2tui.dataset.rows import make_row
+from k2tui.errors import K2Error, UsageError
+from k2tui.jobs.losses import rows_of
 from k2tui.parsing import ParseError, parse_json, parse_toml
 from k2tui.sources.plan import PlanFile
 from k2tui.tune.folder import TuneFolder
+from k2tui.verbs.diagnose import read_context
 
 LONG = "9" * 5000
 DEEP = "[" * 5000 + "]" * 5000
@@ -76,6 +82,25 @@ def test_readers_answer_in_words(
     (tmp_path / "now.json").write_text(f'{{"setting": {value}}}')
     run = TuneFolder(tmp_path)
     assert len(run.trials()) == 1 and run.now() == (None, "")
+
+
+@pytest.mark.parametrize("value", [LONG, DEEP], ids=["long", "deep"])
+def test_readers_of_our_own_files_pass_over_what_python_cannot_read(value: str, tmp_path: Path) -> None:
+    line = f'{{"step": 1, "loss": {value}}}'
+    TrainFold().feed(line)
+    assert rows_of([line, '{"step": 2}']) == [{"step": 2}]
+    assert journal.parse(f'{line}\n{{"event": "note"}}\n'.encode()) == ([{"event": "note"}], 1)
+    context, model = tmp_path / "facts.json", tmp_path / "config.json"
+    context.write_text(f'{{"alive": true,\n"silence_s": {value}}}')
+    with pytest.raises(UsageError, match=r"facts\.json line 2: "):
+        read_context(str(context))
+    model.write_text(line)
+    with pytest.raises(K2Error, match=r"config\.json"):
+        checkpoint.inspect(tmp_path)
+    for key, text in (("messages", value), ("tools", value)):
+        row = {"messages": [{"role": "user", "content": "x"}], key: f"[{text}]"}
+        with pytest.raises(K2Error, match="rows:1: "):
+            to_prompt(row, "rows:1", "")
 
 
 def test_numbers_that_no_float_holds(

@@ -5,7 +5,6 @@ Truth is what lies on disk. The process that answers HTTP need not be the one th
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
@@ -17,6 +16,7 @@ from typing import Any
 from k2tui.capture.request import is_run_name
 from k2tui.capture.sink import CONTROL_DIR
 from k2tui.errors import K2Error
+from k2tui.parsing import parse_json
 from k2tui.states import layout
 from k2tui.states.layout import Manifest
 from k2tui.states.writer import prepare_folder
@@ -63,7 +63,7 @@ class Control:
         out: list[dict[str, Any]] = []
         for path in sorted((self.root / CONTROL_DIR).glob("*.json")):
             try:
-                told = json.loads(path.read_text(encoding="utf-8"))
+                told = parse_json(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 continue
             if told.get("host") != os.uname().nodename:

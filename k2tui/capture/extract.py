@@ -16,6 +16,7 @@ from k2tui.capture.request import is_run_name
 from k2tui.dataset.rows import RowFile
 from k2tui.errors import K2Error, UsageError
 from k2tui.jobs.report import report_progress, report_result
+from k2tui.parsing import parse_json
 from k2tui.states.layout import Manifest, set_bytes
 
 LOSS_MASK_RULE = (
@@ -258,11 +259,10 @@ def _default_boundaries(available: tuple[int, ...], layers: int) -> tuple[int, .
 
 
 def _draft_ids(folder: Path) -> list[int] | None:
-    import json
 
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise K2Error(f"{path}: {err}", "give the folder of the draft")
     eagle = raw.get("eagle_config") or {}

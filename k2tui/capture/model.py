@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from k2tui.errors import K2Error
+from k2tui.parsing import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +49,7 @@ def model_facts(folder: Path) -> ModelFacts:
     """Raises K2Error when the folder is no checkpoint."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
         text = text_config(config)
         hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
     except OSError as err:
@@ -91,7 +92,7 @@ def template_hash(folder: Path) -> str:
     if jinja.is_file():
         return hashlib.sha256(jinja.read_bytes()).hexdigest()[:16]
     try:
-        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get(
+        template = parse_json((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get(
             "chat_template"
         )
     except (OSError, ValueError):

@@ -7,13 +7,13 @@ know, or that is no legal move, is counted and changes nothing. `t` is wall time
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, cast
 
 from k2tui.core.job import Job, JobSpec, JobState, Progress
+from k2tui.parsing import parse_json
 
 Event = Mapping[str, Any]
 
@@ -149,7 +149,7 @@ def parse(raw: bytes) -> tuple[list[dict[str, Any]], int]:
         if not line.strip(b"\0 \t\r"):
             continue
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError:
             bad += 1
             continue

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
+
+from k2tui.parsing import parse_json
 
 POINTS = 400  # a curve is thinned to between this many points and half of it
 
@@ -71,7 +72,7 @@ class TrainFold:
 
     def feed(self, line: str) -> None:
         try:
-            raw: Any = json.loads(line)
+            raw: Any = parse_json(line)
         except ValueError:
             return
         if not isinstance(raw, dict):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from k2tui.errors import K2Error, UsageError
+from k2tui.parsing import parse_json
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool",
           "function": "tool", "observation": "tool", "developer": "system", "bot": "assistant", "chatgpt": "assistant"}  # fmt: skip
@@ -60,7 +61,7 @@ def to_prompt(raw: Any, where: str, source: str) -> Prompt:
     messages: list[dict[str, Any]] = []
     turns = next((raw[k] for k in ("messages", "conversations", "conversation", "turns") if raw.get(k)), None)
     if isinstance(turns, str):
-        turns = json.loads(turns)
+        turns = _nested(turns, where)
     if turns is not None:
         for turn in turns:
             if isinstance(turn, str):  # alternating texts
@@ -94,9 +95,17 @@ def to_prompt(raw: Any, where: str, source: str) -> Prompt:
         raise K2Error(f"{where}: no user message")
     tools = raw.get("tools") or ()
     if isinstance(tools, str):
-        tools = json.loads(tools)
+        tools = _nested(tools, where)
     told = raw.get("source") or raw.get("dataset") or raw.get("category") or source
     return Prompt(tuple(messages), tuple(tools), str(told), where)
+
+
+def _nested(text: str, where: str) -> Any:
+    """What a column of a row holds that is a JSON text itself."""
+    try:
+        return parse_json(text)
+    except ValueError as err:
+        raise K2Error(f"{where}: {err}") from None
 
 
 def _raw_rows(path: Path) -> Iterator[Any]:
@@ -147,9 +156,9 @@ def _raw_rows(path: Path) -> Iterator[Any]:
                         yield line.strip()
                         continue
                     try:
-                        yield json.loads(line)
+                        yield parse_json(line)
                     except ValueError as err:
-                        raise K2Error(f"{path}:{number}: not JSON: {err}")
+                        raise K2Error(f"{path}:{number}: {err}")
         except (OSError, UnicodeDecodeError) as err:
             raise K2Error(f"{path}: {err}", "check the path")
     else:
@@ -160,7 +169,7 @@ def _raw_rows(path: Path) -> Iterator[Any]:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise K2Error(f"{path}: {err}")
 

@@ -7,7 +7,6 @@ Knows nothing of training, files of states or servers.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from k2tui.eagle3.rope import rotary_table, rotate
 from k2tui.errors import K2Error
+from k2tui.parsing import parse_json
 
 LLAMA = "LlamaForCausalLMEagle3"
 MLA = "Eagle3DeepseekV2ForCausalLM"
@@ -81,7 +81,7 @@ class DraftConfig:
         """Read folder/config.json (SGLang, SpecForge and speculators spell some keys differently). Raises K2Error."""
         path = Path(folder) / "config.json"
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
+            raw = parse_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise K2Error(
                 f"{path}: no such file", "a draft checkpoint is a folder with config.json and safetensors"

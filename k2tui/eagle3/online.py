@@ -6,7 +6,6 @@ Everything is counted from each answer's `meta_info`, never from the printed rat
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from k2tui.errors import K2Error, NotReadyError, UsageError
+from k2tui.parsing import parse_json
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def read_prompts(path: Path, limit: int) -> list[Prompt]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             raise UsageError(f"{path}:{number}: not JSON", "one JSON object a line")
         ids = row.get("input_ids") if isinstance(row, dict) else None

@@ -8,7 +8,6 @@ crash at any point leaves the save before it.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import warnings
@@ -23,6 +22,7 @@ from k2tui.eagle3.ranks import Ranks
 from k2tui.eagle3.step import Stepper
 from k2tui.errors import K2Error
 from k2tui.files import write_json
+from k2tui.parsing import parse_json
 
 FORMAT = 1
 
@@ -183,7 +183,7 @@ def _clear_old(folder: Path, name: str, keep: int) -> None:
 
 def _pointed(folder: Path, pointer: str) -> str:
     try:
-        return str(json.loads((folder / pointer).read_text(encoding="utf-8"))["save"])
+        return str(parse_json((folder / pointer).read_text(encoding="utf-8"))["save"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -204,7 +204,7 @@ def read_facts(save: Path) -> dict[str, Any]:
     """state.json of a save. Raises K2Error."""
     path = save / "state.json"
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise K2Error(f"{path}: cannot be read: {err}", "delete that save; the one before it is used then")
     if int(facts.get("format", 0)) > FORMAT:

@@ -48,6 +48,7 @@ from k2tui.eagle3.ttt import TttOptions
 from k2tui.eagle3.vocab import choose_vocab, count_tokens, special_ids
 from k2tui.errors import K2Error
 from k2tui.jobs.report import report_progress, report_result
+from k2tui.parsing import parse_json
 
 NO_SIGNAL_STEPS = 10
 NOT_FINITE_STEPS = 3
@@ -143,7 +144,7 @@ class Metrics:
             kept = []
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    row = json.loads(line)
+                    row = parse_json(line)
                 except ValueError:
                     continue  # a line cut by a crash
                 if int(row.get("step", 0)) <= from_step and from_step > 0:

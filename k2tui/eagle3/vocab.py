@@ -12,6 +12,7 @@ from torch import Tensor
 
 from k2tui.eagle3.data import States
 from k2tui.errors import K2Error
+from k2tui.parsing import parse_json
 
 
 def count_tokens(states: States, vocab_size: int) -> np.ndarray:
@@ -34,14 +35,14 @@ def special_ids(target: Path, vocab_size: int) -> list[int]:
     tokenizer = target / "tokenizer.json"
     if tokenizer.exists():
         try:
-            raw = json.loads(tokenizer.read_text(encoding="utf-8"))
+            raw = parse_json(tokenizer.read_text(encoding="utf-8"))
             found |= {int(t["id"]) for t in raw.get("added_tokens") or []}
         except (OSError, ValueError, KeyError, TypeError) as err:
             raise K2Error(f"{tokenizer}: cannot be read: {err}", "download that file again")
     config = target / "tokenizer_config.json"
     if config.exists():
         try:
-            raw = json.loads(config.read_text(encoding="utf-8"))
+            raw = parse_json(config.read_text(encoding="utf-8"))
             found |= {int(i) for i in (raw.get("added_tokens_decoder") or {})}
         except (OSError, ValueError, TypeError):
             pass  # tokenizer.json, where there is one, has said it already

@@ -29,6 +29,7 @@ from k2tui.jobs.locks import Room, is_held
 from k2tui.jobs.start import NAME_TAKEN, module_argv, start_adopter
 from k2tui.jobs.state import ENDED_ALONE, WORK_LOCK, fold_job, read_job
 from k2tui.jobs.writer import Journal
+from k2tui.parsing import parse_json
 
 TICK_S = 1.0
 USAGE_EVERY_S = 5.0
@@ -129,7 +130,7 @@ class Keeper:
             raw = None
         if raw is not None:
             try:
-                by = str(json.loads(raw).get("by") or "the user")
+                by = str(parse_json(raw).get("by") or "the user")
             except (ValueError, AttributeError):
                 by = "the user"
             self.stop_reason = f"stopped by {by}"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from k2tui.core.job_queue import Waiter, may_go
+from k2tui.parsing import parse_json
 
 _BAD = re.compile(r"[^A-Za-z0-9_.:-]")
 
@@ -127,7 +128,7 @@ class Room:
             if job_id == self._me.job_id:
                 continue
             try:
-                raw = json.loads(path.read_text(encoding="utf-8"))
+                raw = parse_json(path.read_text(encoding="utf-8"))
                 waiter = Waiter(
                     job_id, int(raw["priority"]), float(raw["since_s"]), tuple(str(n) for n in raw["names"])
                 )

@@ -7,7 +7,6 @@ accuracy, `evals` what each evaluation on held-out samples said.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from typing import Any, cast
 
 from k2tui.errors import K2Error
 from k2tui.jobs.report import report_result
+from k2tui.parsing import parse_json
 
 STRETCHES = 40
 
@@ -26,7 +26,7 @@ def rows_of(lines: Iterable[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for line in lines:
         try:
-            raw: Any = json.loads(line)
+            raw: Any = parse_json(line)
         except ValueError:
             continue
         if isinstance(raw, dict):

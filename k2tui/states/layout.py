@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from k2tui.errors import K2Error
+from k2tui.parsing import parse_json
 
 FORMAT = "k2tui-states"
 VERSION = 1
@@ -123,7 +124,7 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise K2Error(f"{folder}: no {MANIFEST}", "give the folder that k2tui extract wrote")
     except (OSError, ValueError) as err:
@@ -211,7 +212,7 @@ def read_header(path: Path) -> ShardHeader:
             (length,) = struct.unpack("<Q", head)
             if not 2 <= length <= min(size - 8, 1 << 30):
                 raise K2Error(f"{path}: not a safetensors file (header of {length} bytes in {size})")
-            raw = json.loads(fh.read(length))
+            raw = parse_json(fh.read(length))
     except OSError as err:
         raise K2Error(f"{path}: {err.strerror or err}")
     except ValueError as err:

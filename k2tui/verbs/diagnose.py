@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from k2tui.errors import K2Error, UsageError
+from k2tui.parsing import ParseError, parse_json
 
 HELP = "find the cause in a log: state, phase, proving line, remedy"
 DESCRIPTION = (
@@ -37,12 +38,12 @@ def read_context(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = parse_json(Path(path).read_bytes())
     except OSError as err:
         raise UsageError(f"{path}: {err.strerror or err}", "give the path of a JSON file") from None
-    except ValueError as err:
+    except ParseError as err:
         raise UsageError(
-            f"{path}: not valid JSON: {err}", 'expected an object such as {"silence_s": 600, "alive": true}'
+            err.at(path), 'expected an object such as {"silence_s": 600, "alive": true}'
         ) from None
     if not isinstance(value, dict):
         raise UsageError(
