@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from k2tui.core.diagnosis_rules import _near_text
 from k2tui.core.loadlines import read_lines
 from k2tui.core.tracker import LoadTracker
 from k2tui.engines._reading import load_tracker
@@ -65,7 +66,7 @@ def known(tracker: LoadTracker) -> tuple[object, ...]:
     start, found = lane._start, lane._collector
     return (
         tracker.view(NOW), tracker.findings(), tracker.history, lane._facts(0.0, None), list(start.rhythm), start.bar, lane._log_s,
-        start.last_s, found.dead_steps, found.dead_lines if found.dead_steps else 0, list(found._near), found.numbers,
+        start.last_s, found.dead_steps, found.dead_lines if found.dead_steps else 0, list(map(_near_text, found._near)), found.numbers,
         {k: v for k, v in found.lines.items() if k != "dead step" or found.dead_steps}, found.server_errors, found.client_errors,
         start.curve, tracker.line_no,
     )  # fmt: skip
