@@ -73,6 +73,8 @@ KEYS = (
     Key("f", "f", "", "Follow the end, or hold still", "Log", False),
     Key("w", "w", "", "Wrap long lines; left and right move sideways", "Log", False),
     Key("o", "o", "", "Show or fold the traces of health and metrics polls at the end", "Log", False),
+    Key("u", "u", "", "Show the time since the line above", "Log", False),
+    Key("left_curly_bracket", "{ }", "", "Previous and next phase of the start (full screen)", "Log", False),
     Key("g", "g G", "", "Begin and end (also Home, End)", "Log", False),
     Key("space", "Space", "", "Next status (asks when other tasks come first)", "Board", False),
     Key("enter", "Enter", "", "Open the task: its job's log, else its details", "Board", False),

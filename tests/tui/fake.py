@@ -160,8 +160,8 @@ def loading(now: float, t: float) -> ServerView:
     """t: seconds since the start; 64 shards at 4 s each after 20 s."""
     started = now - t
     done = max(0, min(64, int((t - 20) / 4)))
-    phases = [PhaseSpan(Phase.BOOT, started, started + 8.2), PhaseSpan(Phase.DIST_INIT, started + 8.2, started + 19.9)]
-    phases.append(PhaseSpan(Phase.WEIGHT_LOAD, started + 19.9))
+    phases = [PhaseSpan(Phase.BOOT, started, started + 8.2, 1), PhaseSpan(Phase.DIST_INIT, started + 8.2, started + 19.9, 4)]
+    phases.append(PhaseSpan(Phase.WEIGHT_LOAD, started + 19.9, line_no=9))
     load = LoadView(
         state=State.LOADING,
         phase=Phase.WEIGHT_LOAD,

@@ -302,6 +302,28 @@ async def test_log_screen_follow_search_filter_errors(make_app: Any) -> None:
         assert log.is_closed
 
 
+async def test_phases_and_gaps_of_a_servers_log(make_app: Any) -> None:
+    app = make_app("loading")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "LOADING")
+        await pilot.press("l")
+        await until(pilot, lambda: app.screen.NAME == "log")
+        view = app.screen.query_one(LogView)
+        await until(pilot, lambda: app.screen._view is not None)
+        begins = [span.line_no - 1 for span in app.screen._view.server.load.phases if span.line_no is not None]
+        assert len(begins) > 1
+        view.show_line(begins[0])
+        await pilot.press("}")
+        await until(pilot, lambda: view.marked == begins[1])
+        await pilot.press("{")
+        await until(pilot, lambda: view.marked == begins[0])
+        await pilot.press("{")
+        await until(pilot, lambda: any("no phase above" in m[2] for m in app.messages))
+    view = LogView()
+    told = [view._gap(text).text.strip() for text in ("[2026-11-29 23:59:58 TP0] a", "  no stamp", "[2026-11-30 00:01:03] b", "11-30 00:01:03 c")]
+    assert told == ["", "", "+1:05", ""]
+
+
 async def test_missing_log_is_said_in_its_pane(make_app: Any) -> None:
     app = make_app("loading")
     async with app.run_test(size=(80, 24)) as pilot:

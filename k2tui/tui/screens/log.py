@@ -51,5 +51,24 @@ class LogScreen(Deck):
                 event.stop()
                 self.query_one(LogView).show_proof(server.load.proof_line, server.load.proof_line_no)
 
+        elif event.key in ("left_curly_bracket", "right_curly_bracket"):
+            event.stop()
+            self._to_phase(event.key == "right_curly_bracket")
+
+    def _to_phase(self, forward: bool) -> None:
+        """The line with which the next or previous phase of the start begins."""
+        log = self.query_one(LogView)
+        server = self._view.server if self._view is not None else None
+        spans = server.load.phases if server is not None and server.log_key == self.log_key else ()
+        begins = [(span.line_no - 1, str(span.phase)) for span in spans if span.line_no is not None]
+        here = log.marked if log.marked is not None else log.first_line
+        found = [at for at in begins if at[0] > here] if forward else [at for at in begins if at[0] < here][::-1]
+        if not found:
+            words = "no phase of the start that this log shows" if not begins else f"no phase {'below' if forward else 'above'}"
+            self.dashboard.say(words, "warning")
+            return
+        log.show_line(found[0][0])
+        self.dashboard.say(f"phase {found[0][1]}")
+
     def action_back(self) -> None:
         self.dismiss(None)

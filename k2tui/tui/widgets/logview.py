@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from datetime import date
 from functools import cache
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from k2tui.tui.widgets.rowlist import RowList
 
 ERRORS = r"(?i)\berror\b|\bexception\b|traceback \(most|\bfatal\b|out of memory|\boom\b|\bkilled\b|\bassert(ion)?\b.*fail|\bfailed\b"
 _HEAD = re.compile(r"\[[^\]]{1,60}\]\s?")
+_TIME = re.compile(r"(?:\b(\d{4}-\d\d-\d\d)[ T])?\b(\d\d):(\d\d):(\d\d)\b", re.ASCII)
 _LOOK_BACK = 8  # screens that are looked at for lines that are no traces of polls
 FILTER_LIMIT = 5000  # matching lines that a filter shows: the newest ones
 
@@ -48,6 +50,7 @@ class LogView(RowList):
         Binding("f", "follow", show=False),
         Binding("w", "wrap", show=False),
         Binding("o", "polls", show=False),
+        Binding("u", "gaps", show=False),
         Binding("left", "pan(-1)", show=False),
         Binding("right", "pan(1)", show=False),
         Binding("0", "pan(0)", show=False),
@@ -72,6 +75,7 @@ class LogView(RowList):
         self.follow = True
         self.wraps = False
         self.shows_polls = False
+        self.shows_gaps = False
         self.marked: int | None = None  # the line that a search found
         self.pattern = ""
         self.filter = ""
@@ -134,6 +138,7 @@ class LogView(RowList):
 
     def _picture(self, count: int, room: int) -> Picture:
         rows: list[Row]
+        self._stamp = None
         if self.port is None:
             rows = [Row("", (Seg(self._empty or "No log to show.", "dim"),))]
         elif count == 0 and self._is_known:
@@ -230,6 +235,26 @@ class LogView(RowList):
 
     # -- one line
 
+    def _gap(self, text: str) -> Seg:
+        """Time since the stamped line above on the screen, where it is a second or more."""
+        found = _TIME.search(text[:80])
+        if found is None:
+            return Seg(" " * 9)
+        try:
+            day = date.fromisoformat(found[1]).toordinal() if found[1] else 0
+        except ValueError:
+            return Seg(" " * 9)
+        at = day * 86_400 + int(found[2]) * 3600 + int(found[3]) * 60 + int(found[4])
+        before, self._stamp = self._stamp, at
+        gap = at - before if before is not None else 0
+        if gap < 1:
+            return Seg(" " * 9)
+        hours, rest = divmod(gap, 3600)
+        words = f"+{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"+{rest // 60}:{rest % 60:02d}"
+        return Seg(f"{words if hours < 1000 else 'days':>8} ", "warn" if gap >= 30 else "dim")
+
+    _stamp: int | None = None
+
     def _styled(self, number: int, text: str) -> Line:
         errors, warnings = _patterns()
         role = "bad" if errors.search(text) else ("warn" if warnings.search(text) else "")
@@ -253,6 +278,8 @@ class LogView(RowList):
 
     def _line(self, number: int, text: str) -> Line:
         line = self._styled(number, text)
+        if self.shows_gaps:
+            line = (self._gap(text), *line)
         if self._pan:
             line = _drop(line, self._pan)
         line = fit_line(line, self.inner[0])
@@ -307,6 +334,11 @@ class LogView(RowList):
     def action_polls(self) -> None:
         """Fold the traces of polls at the log's end, or show them."""
         self.shows_polls = not self.shows_polls
+        self.poll()
+
+    def action_gaps(self) -> None:
+        """Show before each line how long after the one above it was written, or no longer."""
+        self.shows_gaps = not self.shows_gaps
         self.poll()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -388,6 +420,11 @@ class LogView(RowList):
 
         self.poll()
         self.run_worker(run, exclusive=True, group=f"find-{id(self)}", exit_on_error=False)
+
+    @property
+    def first_line(self) -> int:
+        """Number of the first line on the screen (0-based)."""
+        return self._hits[self._first] if self._hits else self._first
 
     def show_line(self, number: int) -> None:
         """Mark that line and bring it to the upper third."""
