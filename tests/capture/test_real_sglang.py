@@ -237,7 +237,10 @@ def profile_of(folder: Path, model: Path) -> Path:
     """A config with one profile: this SGLang, taken for one from before the plug-in system (its entry point is off)."""
     python = folder / "python"
     # k2tui asks an interpreter for its SGLang's version with -c; everything else is the real one
-    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && {{ echo 0.5.9; exit; }}\nexec {VENV}/bin/python "$@"\n')
+    asks = "import importlib.metadata as m; print"  # capture.server.sglang_version; the doctor's questions get the real answers
+    python.write_text(
+        f'#!/bin/sh\ncase "$2" in "{asks}"*) echo 0.5.9; exit;; esac\nexec {VENV}/bin/python "$@"\n'
+    )
     python.chmod(0o755)
     args = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph"]
     args += ["--max-total-tokens", "8192", "--chunked-prefill-size", "64"]
