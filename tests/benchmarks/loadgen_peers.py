@@ -24,6 +24,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -50,12 +51,13 @@ class Mock:
         argv += [str(binary), f"port={port}", f"tokenizer={tokenizer}"]
         self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
         for _ in range(100):
-            try:
+            time.sleep(0.05)
+            if self.process.poll() is not None:
+                raise SystemExit(f"the mock server did not start: is port {port} free?")
+            with contextlib.suppress(OSError):
                 self.get("/health")
                 return
-            except OSError:
-                time.sleep(0.05)
-        raise SystemExit("the mock server did not start")
+        raise SystemExit("the mock server does not answer")
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
@@ -855,4 +857,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     socket.setdefaulttimeout(120)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server and the lock are let go of
     sys.exit(main())
