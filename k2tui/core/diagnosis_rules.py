@@ -427,6 +427,7 @@ _TELLING = (
     'File "', "event_loop", "Traceback", "Ignore import error", "igquit", "SIGQUIT", "hit an exception", "NCCL INFO", "spans across",
     "Load weight begin", "ImportError", "server_args=", "Namespace(", "Error", "Exception", "Exit",
 )  # fmt: skip
+_NUMBER_WORDS = Pattern("|".join(re.escape(word) for _, words, _ in _NUMBERS for word in words))
 _NUMBER_HINTS = ("requests", "prompts", "tokens", "ccept", "completed", "throughput", "total_output")
 # what a client's line about a failed request holds
 _CLIENT_WORDS = (
@@ -593,7 +594,7 @@ class Collector:
     @staticmethod
     def _tells_number(text: str) -> bool:
         low = text.lower()
-        return any(hint in low for hint in _NUMBER_HINTS) and any(
+        return _may_tell_number(low) and any(
             any(word in low for word in words) and pattern.search(text) for _, words, pattern in _NUMBERS
         )
 
@@ -631,7 +632,7 @@ class Collector:
         elif "- ImportError" in text:
             self.lines["native import"] = line  # the last one names the cause
         low = text.lower()
-        if "#running-req" not in low and any(hint in low for hint in _NUMBER_HINTS):
+        if "#running-req" not in low and _may_tell_number(low):
             for name, words, pattern in _NUMBERS:
                 match = pattern.search(text) if any(word in low for word in words) else None
                 if match:
@@ -670,6 +671,10 @@ class Collector:
         self.dead_lines += 1
         self.dead_steps = (self.dead_steps[0] if self.dead_steps else min(at, 1), at)
         self.lines["dead step"] = line
+
+
+def _may_tell_number(low: str) -> bool:
+    return any(hint in low for hint in _NUMBER_HINTS) and _NUMBER_WORDS.search(low) is not None
 
 
 def _near_text(line: str | bytes) -> str:
