@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from k2tui.core.workload import arrivals
 from k2tui.errors import UsageError
 from k2tui.loadgen.datasets import Wanted, build
 from k2tui.loadgen.dialect import Dialect
@@ -303,3 +306,13 @@ def test_workloads_differ_by_content_and_not_by_order_of_options(tmp_path: Path)
 def test_a_prompt_that_no_request_can_hold_is_refused_in_words() -> None:
     with pytest.raises(UsageError, match="surrogate"):
         Dialect("completions", "h").request({"prompt": "\ud800"})
+
+
+@pytest.mark.parametrize(("shape", "burstiness", "cv"), [("poisson", 1, 1.0), ("gamma", 0.25, 2.0), ("gamma", 4, 0.5), ("constant", 1, 0.0)])  # fmt: skip
+def test_arrivals_keep_the_rate_and_their_shape(shape: str, burstiness: float, cv: float) -> None:
+    at = arrivals(4000, rate=200, shape=shape, seed=5, burstiness=burstiness)
+    gaps = [b - a for a, b in itertools.pairwise(at)]
+    assert min(gaps) >= 0 and len(at) == 4000
+    assert (len(at) - 1) / (at[-1] - at[0]) == pytest.approx(200, rel=0.01)
+    assert statistics.pstdev(gaps) / statistics.mean(gaps) == pytest.approx(cv, abs=0.12)
+    assert at == arrivals(4000, rate=200, shape=shape, seed=5, burstiness=burstiness)
