@@ -29,6 +29,9 @@ def read(path: str, upto: bytes | None = None):
     [
         ("sglang/0.5.12/tp1_ready.log", State.READY, Phase.SERVING, (34, 34), None, "", 1),
         ("sglang/0.5.12/tp2_eagle3.log", State.STOPPED, Phase.SHUTDOWN, (66, 66), (1, 1), "", 2),
+        ("sglang/0.5.12/h200-good.log", State.STOPPED, Phase.SHUTDOWN, (66, 66), None, "", 1),
+        ("sglang/0.5.12/h200-killed-scheduler.log", State.FAILED, Phase.WEIGHT_LOAD, None, None, "host_oom_kill", 1),
+        ("sglang/0.5.12/h200-port-in-use.log", State.FAILED, Phase.HTTP, (66, 66), None, "port_in_use", 1),
         ("sglang/0.5.9/sigterm.log", State.STOPPED, Phase.SHUTDOWN, (12, 12), None, "", 1),
         ("sglang/0.5.23/llama-ready.log", State.READY, Phase.SERVING, (12, 12), None, "", 1),
         ("sglang/0.5.23/tp8-72shards.log", State.STOPPED, Phase.SHUTDOWN, (72, 72), None, "", 8),

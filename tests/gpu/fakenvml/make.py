@@ -318,6 +318,7 @@ SCENES: dict[str, Callable[[int], Scene]] = {
     "vgpu": vgpu,
     "serving": recorded("h200x2_serving"),
     "matmul": recorded("h200x2_matmul"),
+    "ranks": recorded("h200x2_ranks"),
 }
 
 
