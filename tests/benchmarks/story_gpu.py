@@ -3,7 +3,7 @@
     python3 tests/benchmarks/story_gpu.py --out OUT --sglang PYTHON [--parts target,pipeline,report,ranks,specforge] [--toy] [--seconds 120]
 
 Parts, each kept in OUT and left out when it is there already (delete OUT/PART.done to make it again):
-  target     a Llama-type model of about 100 M parameters, trained on the Python sources of this machine (no network); needs a GPU
+  target     a Llama-type model of about 140 M parameters, trained on the Python sources of this machine (no network); needs a GPU
   pipeline   `k2tui pipeline run` with a real SGLang: serve, prepare, benchmark, extract through the plug-in, train, serve the untrained and
              the trained draft with EAGLE3 (3-1-4), benchmark both on held-out prompts
   report     the pipeline's report, and the dashboard's picture of it, into OUT
@@ -89,7 +89,7 @@ def part_target(args: argparse.Namespace) -> None:
     run(
         [
             sys.executable, str(TRAIN / "train.py"), str(corpus), str(out / "tokenizer"), str(out / "target"), "--seconds", str(args.seconds),
-            "--hidden", "512", "--layers", "32", "--rows", "32", "--lr", "1.5e-3",
+            "--hidden", str(args.hidden), "--layers", str(args.layers), "--rows", "32", "--lr", "1.5e-3",
         ],
         out, "target", **OFFLINE,
     )  # fmt: skip
@@ -206,6 +206,13 @@ def main() -> int:
     parser.add_argument("--parts", default="target,pipeline,report,ranks")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--seconds", type=float, default=120.0, help="training time of the target")
+    parser.add_argument("--hidden", type=int, default=384, help="the target's width")
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=80,
+        help="the target's depth: a step of a shallow one is too short for a draft to save anything",
+    )
     parser.add_argument("--prompts", type=int, default=5000, help="prompts that the target answers")
     parser.add_argument("--port", type=int, default=30000)
     parser.add_argument(
