@@ -540,9 +540,12 @@ class Collector:
         if line.body:
             self._near.append(text if len(text) <= 400 else text[:400])
 
-    def pass_by(self, piece: bytes) -> None:
-        """A line that is_mute() and was not read: it stands near what comes after it all the same."""
-        self._near.append(piece)
+    def pass_by(self, line: Line | bytes) -> None:
+        """A line that is_mute(), perhaps not read: it stands near what comes after it all the same."""
+        if isinstance(line, bytes):
+            self._near.append(line)
+        elif line.body:
+            self._near.append(line.text[:400])
 
     def has_ignored(self, module: bytes) -> bool:
         """Was it told already that this module's import failed and was ignored? Then telling it again changes nothing."""

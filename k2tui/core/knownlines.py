@@ -39,6 +39,25 @@ class Head(NamedTuple):
     rank: str
 
 
+class Told(NamedTuple):
+    """What lines say whose text, without wrappers, has one shape. writer: as in Known. is_mute: they prove nothing. is_silent: they
+    are no event either."""
+
+    writer: str
+    is_mute: bool
+    is_silent: bool
+
+
+def text_shape(text: str) -> bytes:
+    """The text with each digit as a 0; b"" of a long one."""
+    return text.encode("utf-8", "replace").translate(_ONE_DIGIT) if len(text) <= _LONGEST else b""
+
+
+def says_digits(text: bytes) -> bool:
+    """Is it a sort of line that may be an event or none by its digits?"""
+    return _NEVER.search(text) is not None
+
+
 def shape_of(piece: bytes) -> bytes:
     """The bytes with each digit as a 0."""
     return piece.translate(_ONE_DIGIT)
@@ -93,7 +112,7 @@ def _is_bare(line: Line) -> bool:
 
 def _is_plain(shape: bytes, piece: bytes, line: Line) -> bool:
     """Do all lines of that shape have the same parts?"""
-    if not _is_bare(line) or _NEVER.search(piece) or line.raw[:6].lstrip()[:1].isdigit():
+    if not _is_bare(line) or says_digits(piece) or line.raw[:6].lstrip()[:1].isdigit():
         return False
     if shape.find(_STAMP, 1) >= 0 or (shape.startswith(b"[0") and not piece.startswith(b"[20")):
         return False  # cut before the inner stamp, or a stamp of another kind

@@ -33,7 +33,7 @@ from k2tui.core.events import (
     ReadyLine,
     Stopping,
 )
-from k2tui.core.knownlines import Known, KnownLines, shape_of
+from k2tui.core.knownlines import Known, KnownLines, Told, says_digits, shape_of, text_shape
 from k2tui.core.load import DecodeBatch, LoadView, Phase, PhaseSpan, RankLoad, ShardCount, State
 from k2tui.core.loadlines import Line, LineCutter, LineReader, clean, parse
 from k2tui.core.patterns import Pattern, whole
@@ -56,6 +56,7 @@ _ORDER = {
 }
 _CLIENT_PHASES = frozenset({Phase.TRAIN, Phase.EXTRACT, Phase.BENCH, Phase.MONITOR})
 _KEEP_STARTS = 50
+_KEPT_SHAPES = 2048
 _STEP_B = 8 << 10  # read line by line; then: does it serve by now?
 _PARSED_CHARS = 8192  # of a longer line, both ends are looked at (the line with the arguments is read whole)
 
@@ -203,6 +204,7 @@ class _Lane:
         self._log_s: float | None = None
         self._collector = Collector()
         self._known = KnownLines()
+        self._told: dict[tuple[str, bytes], Told] = {}  # by (engine, shape of the text)
         self._orders: dict[tuple[str, str], tuple[str, ...]] = {}  # whom to ask: by (writer, engine)
         self._votes: dict[str, int] = {}
         self._lines = self._marks = 0  # lines read, and those that have a log line's form
@@ -269,7 +271,8 @@ class _Lane:
             if module:
                 begin = piece.find(_IGNORED) + len(_IGNORED)
                 at = slice(begin, begin + len(module)) if piece[begin:].startswith(module) else None
-            if at is not None or self._collector.is_mute(line.text):
+            told = self._told.get((self._engine, text_shape(line.text)))
+            if at is not None or (told.is_mute if told is not None else self._collector.is_mute(line.text)):
                 is_near = bool(line.body) and at is None
                 known = Known(prefix, head, writer, _has_form(line, None), line.at_s is not None, is_near, at)
         self._known.enter(self._engine)
@@ -374,10 +377,12 @@ class _Lane:
             start.ranks.add(line.rank)
             if line.node:
                 start.rank_nodes[line.rank] = line.node
-        found = self._detect(line) if self._detect else ""
+        key = (self._engine, text_shape(line.text))
+        told = self._told.get(key)
+        found = told.writer if told is not None else self._detect(line) if self._detect else ""
         if found:
             self._vote(found)
-        event = self._parse(line, found)
+        event = None if told is not None and told.is_silent else self._parse(line, found)
         self._newest = line, event, found
         self._lines += 1
         self._marks += _has_form(line, event)
@@ -388,7 +393,21 @@ class _Lane:
             self._apply(event, line)
             if isinstance(event, PhaseEdge) and _COMPILES.search(line.body):
                 self._start.compile_line = line
-        self._collector.note(line, self._start.phase, self._start.round, self._engine)
+        if told is None and key[1]:
+            told = self._tell(key, line, event, found)
+        if told is not None and told.is_mute:
+            self._collector.pass_by(line)
+        else:
+            self._collector.note(line, self._start.phase, self._start.round, self._engine)
+
+    def _tell(self, key: tuple[str, bytes], line: Line, event: Event | None, writer: str) -> Told:
+        """What all lines of that shape say, as this one does."""
+        is_mute = "loss" not in line.text.lower() and self._collector.is_mute(line.text)
+        is_silent = event is None and is_mute and not says_digits(key[1])
+        if len(self._told) >= _KEPT_SHAPES:
+            self._told.clear()
+        told = self._told[key] = Told(writer, is_mute, is_silent)
+        return told
 
     def _vote(self, writer: str) -> None:
         """A line looks like that engine's."""
