@@ -26,6 +26,7 @@ from k2tui.capture.ids import version_tuple
 from k2tui.capture.site import make_site
 from k2tui.errors import K2Error, NotReadyError
 from k2tui.lifecycle import free_memory, stop_child
+from k2tui.sources.procs import listener
 
 PLUGINS_SINCE = "0.5.11"
 _PR_SET_PDEATHSIG = 1
@@ -157,24 +158,6 @@ def _refuse_stranger(process: subprocess.Popen[bytes], url: str) -> None:
                 f"port {port} is held by another process{_who(pid)}: the answer is not from the server started here",
                 'give --port (in a pipeline step: port = "free"), or stop that process',
             )
-
-
-def listener(port: int) -> int | None:
-    """Process id of who listens on this TCP port; None when nobody does, or it cannot be told (another user's process, no /proc)."""
-    inodes: set[str] = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
-                words = line.split()
-                if words[3] == "0A" and int(words[1].rsplit(":", 1)[1], 16) == port:  # 0A = LISTEN
-                    inodes.add(f"socket:[{words[9]}]")
-    for folder in Path("/proc").glob("[0-9]*/fd") if inodes else ():
-        with contextlib.suppress(OSError):
-            for entry in folder.iterdir():
-                with contextlib.suppress(OSError):
-                    if os.readlink(entry) in inodes:
-                        return int(folder.parent.name)
-    return None
 
 
 def _who(pid: int | None) -> str:

@@ -1,4 +1,4 @@
-"""GPU power beside a run, when the server runs on this host: curves and energy. Nothing here touches the stream."""
+"""GPU power beside a run, when the server runs on this host: curves, and the energy of its GPUs. Nothing here touches the stream."""
 
 from __future__ import annotations
 
@@ -8,18 +8,29 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from k2tui.core.bench_record import VERSION, Metric
+from k2tui.sources.procs import family, listener
 
 _HERE = ("127.0.0.1", "localhost", "::1")
 
 
 class GpuWatch:
-    """Newest NVML view about once a second. No driver, no NVML or a far server: no samples, no figures."""
+    """Newest NVML view about once a second. No driver, no NVML or a far server: no samples, no figures.
+
+    The figures count the GPUs on which the server's own processes hold memory; where those cannot be told (another user's server, one in
+    a container), every GPU of this host.
+    """
 
     def __init__(self, url: str) -> None:
         self.samples: list[dict[str, Any]] = []
         self._sampler: Any = None
-        if urlsplit(url).hostname not in _HERE:
+        self._pids: frozenset[int] = frozenset()
+        self._own: set[int] = set()
+        parts = urlsplit(url)
+        if parts.hostname not in _HERE:
             return
+        with contextlib.suppress(OSError, ValueError):
+            pid = listener(parts.port or 80)
+            self._pids = family(pid) if pid is not None else self._pids
         with contextlib.suppress(Exception):  # a broken driver must never end a benchmark
             from k2tui.sources.nvml import NvmlSampler
 
@@ -32,6 +43,8 @@ class GpuWatch:
         if self._sampler is None:
             return
         view = self._sampler.latest()
+        if view is not None:
+            self._own.update(p.gpu_index for p in view.processes if p.pid in self._pids)
         gpus = [
             {
                 "i": g.index,
@@ -51,12 +64,16 @@ class GpuWatch:
             self._sampler = None
 
     def figures(self, output_tokens: int) -> list[Metric]:
-        """Mean power of all GPUs here and output tokens per joule; [] without at least two samples."""
-        points = [
-            (s["t_ms"] / 1000, sum(g["power_mw"] or 0 for g in s["gpu"]) / 1000)
-            for s in self.samples
-            if any(g["power_mw"] for g in s["gpu"])
-        ]
+        """Mean power of the server's GPUs and output tokens per joule; [] without at least two samples."""
+        points: list[tuple[float, float]] = []
+        for sample in self.samples:
+            watts = [
+                g["power_mw"] / 1000
+                for g in sample["gpu"]
+                if g["power_mw"] and (not self._own or g["i"] in self._own)
+            ]
+            if watts:
+                points.append((sample["t_ms"] / 1000, sum(watts)))
         if len(points) < 2:
             return []
         joule = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))

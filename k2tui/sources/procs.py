@@ -5,6 +5,7 @@ It knows no GPU and no NVML. Birth time and pid together name one process: nothi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pwd
@@ -518,3 +519,34 @@ def _self_and_ancestors() -> set[int]:
         stat = read_stat("/proc", pid)
         pid = stat[0] if stat else 0
     return out
+
+
+def listener(port: int) -> int | None:
+    """Process id of who listens on this TCP port; None when nobody does, or it cannot be told (another user's process, no /proc)."""
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
+                words = line.split()
+                if words[3] == "0A" and int(words[1].rsplit(":", 1)[1], 16) == port:  # 0A = LISTEN
+                    inodes.add(f"socket:[{words[9]}]")
+    for folder in Path("/proc").glob("[0-9]*/fd") if inodes else ():
+        with contextlib.suppress(OSError):
+            for entry in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(entry) in inodes:
+                        return int(folder.parent.name)
+    return None
+
+
+def family(pid: int) -> frozenset[int]:
+    """A process and all its descendants; of a server, its ranks."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            parents[int(entry.parent.name)] = int(entry.read_text(errors="replace").rsplit(")", 1)[1].split()[1])
+    found, size = {pid}, 0
+    while size != len(found):
+        size = len(found)
+        found.update(child for child, parent in parents.items() if parent in found)
+    return frozenset(found)

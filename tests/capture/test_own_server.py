@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from k2tui.capture.server import listener, own_server
+from k2tui.capture.server import own_server
 from k2tui.errors import NotReadyError
+from k2tui.sources.procs import listener
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="who listens is read from /proc")
