@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "new")
 
 # tests start hundreds of processes: without its bytecode kept each would compile the package anew (0.2 s and more)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# a run in the background begins with SIGINT ignored, and so would all that it starts
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

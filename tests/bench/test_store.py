@@ -288,7 +288,10 @@ def test_what_is_no_result_is_a_clear_error(text: str) -> None:
         parse(text, "file.json")
 
 
-def test_story_table_ships_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_story_table_ships_and_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     db = str(tmp_path / "r.db")
     assert main(["bench", "import", "story", "--db", db]) == 0
     assert main(["bench", "list", "--db", db]) == 0

@@ -327,7 +327,8 @@ def test_a_client_that_goes_away_ends_its_request(shared: Engine) -> None:
         )
 
     host, port = shared.url.removeprefix("http://").split(":")
-    for stream in (True, False):
+
+    def is_ended(stream: bool) -> bool:
         before = count()
         body = json.dumps(
             {
@@ -346,7 +347,11 @@ def test_a_client_that_goes_away_ends_its_request(shared: Engine) -> None:
             else:
                 until(lambda: load(shared)["num_running_reqs"] == 1)
         until(lambda: load(shared)["num_running_reqs"] == 0)
-        until(lambda: count() == before + 1)  # noqa: B023
+        return count() > before
+
+    for stream in (True, False):
+        # on a busy machine all tokens may be out before this client has gone
+        assert any(is_ended(stream) for _ in range(10))
 
 
 def test_abort_request(shared: Engine) -> None:
