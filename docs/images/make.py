@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the pictures of the docs with the program itself: a real tiny server, real jobs, GPUs played from a recording of H200s.
 
-    python docs/images/make.py        (about a minute; writes docs/images/*.svg)
+    python docs/images/make.py        (about two minutes; writes docs/images/*.svg)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PORT = "30470"
+PORT = os.environ.get("K2TUI_PICTURES_PORT", "30470")
 
 
 def k2(*argv: str) -> None:
@@ -50,10 +50,23 @@ async def shoot() -> None:
         await until("half")
         save("overview")
         await until("ready")
-        for key, name in (("2", "gpus"), ("5", "benchmarks"), ("6", "server")):
+        for key, name in (("2", "gpus"), ("6", "server")):
             await pilot.press(key)
             await pilot.pause(1.5)
             save(name)
+        await pilot.resize_terminal(150, 40)
+        await pilot.press("5", "v")  # the sweep, beside the trade-off
+        await pilot.pause(1.5)
+        save("benchmarks")
+
+
+def sweeps() -> None:
+    """Two settings of the tiny server swept over concurrency; the first is the baseline."""
+    for label, more in (("4 at once", ("--arg=--max-running-requests", "--arg=4")), ("32 at once", ())):
+        k2("up", "tiny", "--port", PORT, *more)
+        k2("bench", "sweep", "--sweep", "32", "--repeats", "3", "--label", label, "--url", f"http://127.0.0.1:{PORT}")
+        k2("down")
+    k2("bench", "baseline", "4 at once")
 
 
 def main() -> None:
@@ -63,7 +76,7 @@ def main() -> None:
             env = {**os.environ, "K2TUI_HOME": f"{folder}/home", "K2TUI_PICTURES": "1", "LD_LIBRARY_PATH": folder, "K2TUI_FAKE_NVML": f"{folder}/scene.txt"}
             sys.exit(subprocess.run([sys.executable, __file__], env=env, check=False).returncode)
     try:
-        k2("demo", "--headless", "--port", PORT)
+        sweeps()
         k2("up", "tiny", "--port", PORT, "--no-wait", "--arg=--load-delay-s", "--arg=0.15")
         asyncio.run(shoot())
     finally:
