@@ -34,11 +34,14 @@ def export_draft(
 
     extra: keys added to config.json under "k2tui". An existing folder of that name is replaced. The layers are written twice: under
     eagle_config as SGLang's ids, and at the top as physical boundaries, which is what vLLM reads there (both name the same layers).
+    d2t and t2d are written only when the draft knows fewer tokens than the target: without them every server counts the draft's ids as
+    the target's, and vLLM refuses a map that maps nothing (it has no place for it).
     """
     from safetensors.torch import save_file
 
     tensors = {n: p.detach().to("cpu", dtype).contiguous() for n, p in draft.named_parameters()}
-    tensors |= {"d2t": draft.d2t.cpu(), "t2d": draft.t2d.cpu()}
+    if draft.config.draft_vocab_size != draft.config.vocab_size:
+        tensors |= {"d2t": draft.d2t.cpu(), "t2d": draft.t2d.cpu()}
     tensors = {n: t.clone() for n, t in tensors.items()}
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -164,7 +167,10 @@ def check_export(folder: Path) -> list[str]:
     for place, shape in want.items():
         if got.get(place) != shape[0]:
             problems.append(f"{place} gets {got.get(place, 0)} of {shape[0]} rows")
-    if d2t is None or t2d is None:
+    if config.draft_vocab_size == config.vocab_size:
+        if d2t is not None or t2d is not None:
+            problems.append("d2t or t2d is there although the draft knows every token: vLLM refuses it")
+    elif d2t is None or t2d is None:
         problems.append("d2t or t2d is missing")
     else:
         ids = d2t + torch.arange(len(d2t))

@@ -98,6 +98,20 @@ def test_vllm_finds_every_weight_and_the_same_layers(tmp_path: Path) -> None:
     assert load_draft(tmp_path / "draft").config == config, "SGLang's ids are read back, not vLLM's"
 
 
+def test_a_draft_that_knows_every_token_has_no_map(tmp_path: Path) -> None:
+    """vLLM 0.32 makes no place for d2t when both vocabularies have one size, and refuses the checkpoint that brings one."""
+    config = make_config("llama").changed(draft_vocab_size=make_config("llama").vocab_size)
+    draft, _ = make_draft(config, 1)
+    export_draft(draft, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "d2t" not in stored and "t2d" not in stored
+    again = load_draft(tmp_path)
+    assert torch.equal(again.target_ids(), torch.arange(config.vocab_size)) and bool(again.t2d.all())
+    save_file(stored | {"d2t": draft.d2t}, str(tmp_path / "model.safetensors"))
+    assert any("vLLM refuses" in p for p in check_export(tmp_path))
+    assert torch.equal(load_draft(tmp_path).d2t, draft.d2t), "drafts exported earlier still open"
+
+
 def test_the_check_sees_what_a_server_would_skip(tmp_path: Path) -> None:
     draft, _ = make_draft(make_config("llama"), 1)
     export_draft(draft, tmp_path)
