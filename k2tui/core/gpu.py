@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 # NVML's clock event reasons (nvml.h, nvmlClocksEventReason*): bit -> words. Idle (0x1) is no throttling and has no word.
@@ -345,3 +345,13 @@ def find_orphans(view: GpuView) -> tuple[GpuProcess, ...]:
             seen.add(process.pid)
             out.append(process)
     return tuple(out)
+
+
+def visible_gpus(gpus: Sequence[int]) -> dict[str, str]:
+    """Environment that gives a CUDA program these GPUs by NVML's numbers; {} for none.
+
+    CUDA counts the fastest first unless told otherwise: on a machine with two kinds of GPU its 0 is not NVML's 0.
+    """
+    if not gpus:
+        return {}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from k2tui.config import Profile
+from k2tui.core.gpu import visible_gpus
 from k2tui.engines import Engine, LaunchPlan, no_nodes
 from k2tui.errors import UsageError
 from k2tui.paths import model_path
@@ -45,9 +46,7 @@ def launch(profile: Profile) -> LaunchPlan:
             "--speculative-num-draft-tokens",
             str(profile.speculative_num_draft_tokens),
         ]
-    env = dict(profile.env)
-    if profile.gpus:
-        env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, profile.gpus)))
+    env = {**visible_gpus(profile.gpus), **profile.env}
     return LaunchPlan((*argv, *profile.args), env, profile.host, profile.port)
 
 

@@ -20,6 +20,7 @@ from k2tui.core.events import (
     ReadyLine,
     Stopping,
 )
+from k2tui.core.gpu import visible_gpus
 from k2tui.core.load import DecodeBatch, Phase
 from k2tui.core.patterns import Pattern, Words, whole
 from k2tui.engines import Engine, LaunchPlan
@@ -31,7 +32,7 @@ BANNER = "[k2tui embedded engine] "  # first line of the embedded engine's log; 
 
 
 def launch(profile: Profile) -> LaunchPlan:
-    """argv of `python -m sglang.launch_server` for this profile's node. profile.gpus become CUDA_VISIBLE_DEVICES. Raises UsageError."""
+    """argv of `python -m sglang.launch_server` for this profile's node. profile.gpus become CUDA_VISIBLE_DEVICES (NVML's numbers). Raises UsageError."""
     argv = [
         os.path.expanduser(profile.python) or sys.executable,
         "-m",
@@ -63,9 +64,7 @@ def launch(profile: Profile) -> LaunchPlan:
         argv += ["--speculative-eagle-topk", str(profile.speculative_eagle_topk)]
         argv += ["--speculative-num-draft-tokens", str(profile.speculative_num_draft_tokens)]
     argv += profile.args
-    env = dict(profile.env)
-    if profile.gpus:
-        env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, profile.gpus)))
+    env = {**visible_gpus(profile.gpus), **profile.env}
     return LaunchPlan(tuple(argv), env, profile.host, profile.port)
 
 

@@ -17,6 +17,7 @@ from k2tui.core.events import (
     ReadyLine,
     Stopping,
 )
+from k2tui.core.gpu import visible_gpus
 from k2tui.core.load import DecodeBatch, Phase
 from k2tui.core.patterns import Pattern, Words, whole
 from k2tui.engines import Engine, LaunchPlan, no_nodes
@@ -46,9 +47,7 @@ def launch(profile: Profile) -> LaunchPlan:
         }
         argv += ["--speculative-config", json.dumps(config)]
     argv += profile.args
-    env = dict(profile.env)
-    if profile.gpus:
-        env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, profile.gpus)))
+    env = {**visible_gpus(profile.gpus), **profile.env}
     return LaunchPlan(tuple(argv), env, profile.host, profile.port)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
+from k2tui.core.gpu import visible_gpus
 from k2tui.errors import UsageError
 from k2tui.stages import COUNT, Span, Stage, StagePlan, check_numbers
 
@@ -84,7 +85,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
     return StagePlan(
         title=f"train {params['out']}",
         argv=tuple(argv),
-        env={"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {},
+        env=visible_gpus(gpus),
         locks=tuple(f"gpu:{i}" for i in gpus),
         params={k: v for k, v in params.items() if v is not None},
         grace_s=120.0,  # a save of a large draft takes a while

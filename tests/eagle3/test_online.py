@@ -141,7 +141,7 @@ def test_stage_argv() -> None:
         and "--shard" in plan.argv
         and plan.argv[plan.argv.index("--target") + 1] == "asset:tiny-target"
     )
-    assert plan.locks == ("gpu:0", "gpu:1") and plan.env == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert plan.locks == ("gpu:0", "gpu:1") and plan.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0,1"}
     with pytest.raises(UsageError, match="states"):
         get("train").plan(CONFIG, {"out": "O"})
     with pytest.raises(UsageError, match="'learning'"):
