@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,6 +25,10 @@ METRICS = {
     "tpot_p50_ms": False,
 }
 """Metric -> whether more is better."""
+TIMED = ("tok_s_user", "output_throughput", "tpot_p50_ms")
+"""Metrics that a pass's length follows: only with these can a pass be too long to be of use."""
+PASS_GRACE_S = 3.0
+"""A pass is never called too long before it is this much longer than the baseline's: a hiccup is no verdict."""
 METHODS = ("search", "matrix")
 Value = str | int | float | bool
 
@@ -47,7 +52,12 @@ class Space:
     knobs: tuple[Knob, ...]
     method: str = "search"
     metric: str = "tok_s_user"
-    repeats: int = 3
+    repeats: int = 3  # passes of a benchmark, at least
+    max_repeats: int = 9  # and at most, where the interval is too wide to tell min_effect
+    min_effect: float = 0.03  # the smallest difference that is to be told, as a fraction
+    give_up_below: float = (
+        0.7  # a trial that is worse than this fraction of the baseline ends early; 0 = never
+    )
     concurrency: int = 1
     num_prompts: int = 8
     random_input_len: int = 512
@@ -67,13 +77,13 @@ Setting = tuple[tuple[str, str, Value], ...]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One measured (or failed) setting. values: the metric, one for each repeat. state: ok | failed | stalled | refused |
-    skipped (it would have measured the same command once more)."""
+    """One measured (or failed) setting. values: the metric, one for each whole pass. state: ok | slower (ended early as hopeless;
+    values may be empty) | failed | stalled | refused | skipped (it would have measured the same command once more)."""
 
     setting: Setting
     state: str = "ok"
     values: tuple[float, ...] = ()
-    cause: str = ""  # why it failed, in words
+    cause: str = ""  # why it failed or ended early, in words
     ready_s: float | None = None
     stop_s: float | None = None
     accept_length: float | None = None
@@ -83,6 +93,8 @@ class Trial:
     at_s: float = 0.0
     held_b: int = 0  # GPU memory that was still held after the stop
     control_no: int = 0  # which of the baseline's later measurements
+    pass_s: float | None = None  # the longest whole pass, without its warm-up
+    took_s: float | None = None  # the whole trial, from its check to the end of its stop
 
     @property
     def key(self) -> str:
@@ -120,7 +132,7 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
         return UsageError(f"{where}{at}: {key}: {message}", hint)
 
     defaults = Space(profile="", knobs=())
-    known = {"profile", "knob", "method", "metric", "repeats", "concurrency", "num_prompts", "random_input_len", "random_output_len", "seed",
+    known = {"profile", "knob", "method", "metric", "repeats", "max_repeats", "min_effect", "give_up_below", "concurrency", "num_prompts", "random_input_len", "random_output_len", "seed",
              "ready_timeout_s", "bench_timeout_s", "baseline_every", "name"}  # fmt: skip
     for key in raw:
         if key not in known:
@@ -144,6 +156,18 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise bad(key, f"must be a whole number of at least {least}, not {value!r}")
         values[key] = value
+    most = raw.get("max_repeats", max(defaults.max_repeats, values["repeats"]))
+    if not isinstance(most, int) or isinstance(most, bool) or most < values["repeats"]:
+        raise bad(
+            "max_repeats", f"must be a whole number of at least repeats ({values['repeats']}), not {most!r}"
+        )
+    values["max_repeats"] = most
+    for key, least_text in (("min_effect", "above 0"), ("give_up_below", "0 (never) or more")):
+        value = raw.get(key, getattr(defaults, key))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (0 < value < 1 or (value == 0 and key == "give_up_below")):
+            raise bad(key, f"must be a fraction, {least_text} and below 1, not {value!r}")
+        values[key] = float(value)
     for key in ("ready_timeout_s", "bench_timeout_s"):
         value = raw.get(key, getattr(defaults, key))
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
@@ -293,11 +317,7 @@ def combination(space: Space, done: Mapping[str, Trial]) -> Setting:
         best: tuple[float, tuple[str, str, Value]] | None = None
         for value in knob.values:
             trial = done.get(key_of(((knob.kind, knob.name, value),)))
-            if (
-                trial is None
-                or trial.estimate is None
-                or compare(base, trial, space.metric) is not Verdict.FASTER
-            ):
+            if trial is None or trial.estimate is None or compare(base, trial, space) is not Verdict.FASTER:
                 continue
             score = trial.estimate.value if better else -trial.estimate.value
             if best is None or score > best[0]:
@@ -307,13 +327,85 @@ def combination(space: Space, done: Mapping[str, Trial]) -> Setting:
     return tuple(sorted(chosen, key=lambda s: (s[0], s[1]))) if len(chosen) > 1 else ()
 
 
-def compare(base: Trial, trial: Trial, metric: str, noise: float = 0.0) -> Verdict:
-    """faster | same | slower | unclear against the baseline."""
+def compare(base: Trial, trial: Trial, space: Space, noise: float = 0.0) -> Verdict:
+    """faster | same | slower | unclear against the baseline; unclear: no difference is seen, but min_effect could hide in the interval."""
+    if trial.state == "slower":
+        return Verdict.SLOWER
     if base.estimate is None or trial.estimate is None or base.estimate.value <= 0:
         return Verdict.NOT_COMPARABLE
-    return verdict(
-        ratio_of_means(base.estimate, trial.estimate), higher_is_better=METRICS[metric], noise=noise
-    )
+    ratio = ratio_of_means(base.estimate, trial.estimate)
+    said = verdict(ratio, higher_is_better=METRICS[space.metric], noise=noise)
+    if (
+        said is Verdict.SAME
+        and ratio.half_width is not None
+        and ratio.half_width > max(space.min_effect, noise)
+    ):
+        return Verdict.UNCLEAR
+    return said
+
+
+# ---- how long to measure a trial
+
+
+def baselines(trials: Iterable[Trial]) -> list[Trial]:
+    """Every measurement of the profile as it is that has a figure."""
+    return [t for t in trials if t.setting == () and t.estimate is not None]
+
+
+def is_hopeless(space: Space, trials: Iterable[Trial], values: Sequence[float]) -> bool:
+    """Whether even the best pass so far is worse than give_up_below of the baseline at its worst: its worst pass, or the far end of its
+    interval. Its worst pass, because the first pass after a start is often a slow one, for every setting."""
+    known = baselines(trials)
+    if not known or not values or not space.give_up_below:
+        return False
+    seen = [v for t in known for v in t.values]
+    ends = [v for t in known if (e := t.estimate) is not None for v in (e.lo, e.hi) if v is not None]
+    if METRICS[space.metric]:
+        return max(values) < space.give_up_below * min(seen + ends)
+    return min(values) > max(seen + ends) / space.give_up_below
+
+
+def longest_pass_s(space: Space, trials: Iterable[Trial]) -> float | None:
+    """Seconds after which a trial's first pass is of no use any more; None where a pass's length does not tell."""
+    took = max((t.pass_s for t in baselines(trials) if t.pass_s), default=None)
+    if took is None or not space.give_up_below or space.metric not in TIMED:
+        return None
+    return max(took / space.give_up_below, took + PASS_GRACE_S)
+
+
+def wants_more(space: Space, trials: Iterable[Trial], trial: Trial) -> bool:
+    """Whether more passes are worth it: the interval is too wide to tell min_effect, and the trial is not slower for sure.
+
+    Only the width decides (two intervals of min_effect / sqrt 2 make a ratio's of min_effect), never where the mean lies: passes that
+    go on until a trial has won would make winners out of noise.
+    """
+    e = trial.estimate
+    if e is None or e.value <= 0 or trial.state != "ok" or len(trial.values) >= space.max_repeats:
+        return False
+    if e.half_width is not None and e.half_width / e.value <= space.min_effect / math.sqrt(2):
+        return False
+    base = next((t for t in baselines(trials) if not t.is_control), None)
+    return base is None or trial.setting == () or compare(base, trial, space) is not Verdict.SLOWER
+
+
+def trials_left(space: Space, trials: Iterable[Trial], settings: int) -> int:
+    """Trials to come when so many settings are left: they, the baseline in between, and once more at the end."""
+    known = list(trials)
+    since = since_baseline(known)
+    if not settings and not since:
+        return 0
+    others = settings - (not baselines(known))
+    between = max(0, since + others - 1) // space.baseline_every if space.baseline_every else 0
+    return settings + between + 1
+
+
+def time_left(trials: Iterable[Trial], to_come: int, spent_s: float = 0.0) -> float | None:
+    """Seconds for so many trials at the mean of those that were started; spent_s: of the first of them already. None: not known yet."""
+    took = [t.took_s for t in trials if t.took_s is not None and t.job_id]
+    if not took:
+        return None
+    each = sum(took) / len(took)
+    return max(0.0, each - spent_s) + each * max(0, to_come - 1)
 
 
 def drift(trials: Iterable[Trial]) -> float | None:
@@ -333,7 +425,7 @@ def since_baseline(trials: Iterable[Trial]) -> int:
     """How many trials were measured since the baseline was (or should have been)."""
     count = 0
     for trial in trials:
-        count = 0 if trial.setting == () else count + (trial.estimate is not None)
+        count = 0 if trial.setting == () else count + (trial.estimate is not None or trial.state == "slower")
     return count
 
 
@@ -359,7 +451,7 @@ def winner(space: Space, trials: Sequence[Trial]) -> Trial | None:
     for trial in trials:
         if trial.is_control or trial.estimate is None or trial is base:
             continue
-        if compare(base, trial, space.metric, noise) is not Verdict.FASTER or best.estimate is None:
+        if compare(base, trial, space, noise) is not Verdict.FASTER or best.estimate is None:
             continue
         ahead = (
             trial.estimate.value > best.estimate.value
@@ -376,6 +468,7 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
         "setting": [list(s) for s in trial.setting], "state": trial.state, "values": list(trial.values), "cause": trial.cause, "ready_s": trial.ready_s,
         "stop_s": trial.stop_s, "accept_length": trial.accept_length, "figures": dict(trial.figures), "is_control": trial.is_control,
         "job_id": trial.job_id, "at_s": trial.at_s, "held_b": trial.held_b, "control_no": trial.control_no,
+        "pass_s": trial.pass_s, "took_s": trial.took_s,
     }  # fmt: skip
 
 
@@ -386,7 +479,7 @@ def trial_from_json(raw: Mapping[str, Any]) -> Trial:
         values=tuple(float(v) for v in raw.get("values") or ()), cause=str(raw.get("cause") or ""), ready_s=raw.get("ready_s"),
         stop_s=raw.get("stop_s"), accept_length=raw.get("accept_length"), figures=dict(raw.get("figures") or {}),
         is_control=bool(raw.get("is_control")), job_id=str(raw.get("job_id") or ""), at_s=float(raw.get("at_s") or 0.0), held_b=int(raw.get("held_b") or 0),
-        control_no=int(raw.get("control_no") or 0),
+        control_no=int(raw.get("control_no") or 0), pass_s=raw.get("pass_s"), took_s=raw.get("took_s"),
     )  # fmt: skip
 
 
@@ -404,9 +497,16 @@ class Ranked:
     def label(self) -> str:
         return words(self.trial.setting) + (" (again)" if self.trial.is_control else "")
 
+    @property
+    def said(self) -> str:
+        """The verdict, or why there is none, in words: "slower, 1 of 3 passes"."""
+        if self.verdict is None:
+            return self.trial.cause if self.estimate is None else ""
+        return str(self.verdict) + (f", {self.trial.cause}" if self.trial.state == "slower" else "")
+
 
 def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
-    """Every trial, best first, then what failed in the order of its time; compared with the baseline as `winner` does it."""
+    """Every trial, best first, then those without a figure (ended early, then failed) in the order of time; compared with the baseline as `winner` does it."""
     base = next((t for t in trials if t.setting == () and not t.is_control and t.estimate is not None), None)
     noise = abs(drift(trials) or 0.0)
     best = winner(space, trials)
@@ -414,7 +514,7 @@ def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
 
     def order(trial: Trial) -> tuple[int, float]:
         if trial.estimate is None:
-            return (1, trial.at_s)
+            return (1 if trial.state == "slower" else 2, trial.at_s)
         return (0, -trial.estimate.value if better else trial.estimate.value)
 
     out: list[Ranked] = []
@@ -428,7 +528,9 @@ def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
             and trial is not base
         ):
             ratio = ratio_of_means(base.estimate, trial.estimate)
-            said = compare(base, trial, space.metric, noise)
+            said = compare(base, trial, space, noise)
+        elif trial.state == "slower":
+            said = Verdict.SLOWER
         out.append(Ranked(trial, mark, trial.estimate, ratio, said))
     return out
 
@@ -442,7 +544,8 @@ def table(space: Space, trials: Sequence[Trial]) -> tuple[list[str], list[list[s
     for r in ranked(space, trials):
         trial, e = r.trial, r.estimate
         if e is None:
-            rows.append(["", r.label, trial.state, "", trial.cause, _s(trial.ready_s), ""])
+            figure = "–" if trial.state == "slower" else trial.state
+            rows.append(["", r.label, figure, "", "", "", r.said])
             continue
         delta = "≈" if r.verdict is Verdict.SAME else change_text(r.ratio) if r.ratio is not None else ""
         accept = f"{trial.accept_length:.2f}" if trial.accept_length else ""
@@ -452,12 +555,12 @@ def table(space: Space, trials: Sequence[Trial]) -> tuple[list[str], list[list[s
                 r.label,
                 value_text(e),
                 delta,
-                str(r.verdict or "baseline"),
                 _s(trial.ready_s),
                 accept,
+                r.said or "baseline",
             ]
         )
-    return ["", "setting", space.metric, "Δ", "verdict / cause", "ready s", "accept"], rows
+    return ["", "setting", space.metric, "Δ", "ready s", "accept", "verdict / cause"], rows
 
 
 def short(value: float, digits: int = 4) -> str:
@@ -482,7 +585,8 @@ def change_text(ratio: Estimate, sign: str = "±") -> str:
 
 @dataclass(frozen=True, slots=True)
 class TuneStep:
-    """What a tuner does now. step: check | start | bench | stop. left: settings known to be measured after this one."""
+    """What a tuner does now. step: check | start | bench | stop. left: trials known to come after this one. passes: (whole ones,
+    planned) of the benchmark. ends_s: when the run will have ended, in Unix seconds, as far as earlier trials tell."""
 
     setting: Setting
     step: str
@@ -490,6 +594,8 @@ class TuneStep:
     is_control: bool = False
     server_job: str = ""
     left: int = 0
+    passes: tuple[int, int] = (0, 0)
+    ends_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

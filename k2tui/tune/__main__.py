@@ -13,7 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from k2tui import benchdb, config, doctor
+from k2tui import config, doctor
+from k2tui.benchdb import BenchDb
+from k2tui.core.bench import BenchRow
 from k2tui.core.job import JobState
 from k2tui.core.load import State
 from k2tui.core.server_jobs import is_live
@@ -25,10 +27,15 @@ from k2tui.core.tuning import (
     TuneStep,
     apply,
     drift,
+    is_hopeless,
+    longest_pass_s,
     no_baseline,
     planned,
+    short,
     since_baseline,
-    table,
+    time_left,
+    trials_left,
+    wants_more,
     winner,
     words,
 )
@@ -39,9 +46,9 @@ from k2tui.jobs.report import report_progress, report_result
 from k2tui.lifecycle import DECIDED, Stopped, follow_start, free_memory, stop_servers
 from k2tui.orders import submit_stage
 from k2tui.plain import clean, duration
-from k2tui.plain import table as plain_table
 from k2tui.tune.check import no_change
 from k2tui.tune.folder import TuneFolder
+from k2tui.tune.text import table_text
 
 
 def last_words(job_id: str) -> str:
@@ -56,8 +63,33 @@ def last_words(job_id: str) -> str:
     return clean(said[-1])[:400] if said else ""
 
 
+WATCH_S = 0.5  # how often a running benchmark is looked at
+LOG_WIDTH = 140  # of the table at the end of the job's log
+
+
 class Halt(Exception):
     """The user (or the keeper) asked for the end."""
+
+
+def _values(rows: list[BenchRow], metric: str) -> tuple[float, ...]:
+    return tuple(float(v) for r in rows if (v := getattr(r, metric)) is not None and not r.errors)
+
+
+def _with_rows(trial: Trial, rows: list[BenchRow], metric: str) -> Trial:
+    """The trial with the figures of its whole passes."""
+    accepts = [r.accept_length for r in rows if r.accept_length is not None]
+    figures = {
+        k: sum(got) / len(got)
+        for k in ("tok_s_user", "output_throughput", "ttft_p50_ms", "tpot_p50_ms")
+        if (got := [float(v) for r in rows if (v := getattr(r, k)) is not None])
+    }
+    return replace(
+        trial,
+        values=_values(rows, metric),
+        accept_length=sum(accepts) / len(accepts) if accepts else None,
+        figures=figures,
+        pass_s=max((r.duration_s for r in rows if r.duration_s), default=None),
+    )
 
 
 class Tuner:
@@ -72,7 +104,9 @@ class Tuner:
         if self.profile.auto_gpus:  # once: every trial on the same GPUs
             self.profile = settle_gpus(self.profile)
         self._server: str = ""  # job id of the server that runs now
-        self._left = 0
+        self._done: dict[str, Trial] = {}
+        self._settings = 0  # still to be measured, the one at hand included
+        self._began = 0.0  # of the trial at hand
         self._resumed = ""
         self._job_id = os.environ.get("K2TUI_JOB_ID", "")
 
@@ -80,18 +114,16 @@ class Tuner:
 
     def go(self) -> int:
         self._clear_leftovers()
-        done = {
+        done = self._done = {
             t.key: t for t in self.run.trials() if t.setting != () or t.state == "ok"
         }  # a failed baseline is tried again
         self._resumed = f"trial {len(done)}" if done else ""
         while todo := planned(self.space, self.profile, {k: t for k, t in done.items() if not t.is_control}):
-            self._progress(done, todo)
+            self._settings = len(todo)
             every = self.space.baseline_every
             if every and since_baseline(done.values()) >= every:
-                self._left = len(todo)
-                self._again(done)
+                self._again()
                 continue
-            self._left = len(todo) - 1
             others = {k: t.setting for k, t in done.items() if t.state != "skipped"}
             why = no_change(self.profile, todo[0], others)
             trial = (
@@ -99,28 +131,27 @@ class Tuner:
                 if why
                 else self.measure(todo[0])
             )
-            self.run.add(trial)
-            done[trial.key] = trial
-            self._say(trial)
+            self._keep(trial)
             if trial.setting == () and trial.state != "ok":
                 print(f"\n{no_baseline([trial])}", flush=True)
                 report_result(
                     {"ok": False, "cause": trial.cause, "folder": str(self.run.path), "trials": len(done)}
                 )
                 return 1
+        self._settings = 0
         if since_baseline(done.values()):
-            self._left = 0
-            self._again(done)
+            self._again()
         self._finish(list(done.values()))
         return 0
 
-    def _again(self, done: dict[str, Trial]) -> None:
-        """Measure the profile as it is once more."""
-        number = sum(t.is_control for t in done.values())
-        trial = self.measure((), control_no=number)
+    def _keep(self, trial: Trial) -> None:
         self.run.add(trial)
-        done[trial.key] = trial
+        self._done[trial.key] = trial
         self._say(trial)
+
+    def _again(self) -> None:
+        """Measure the profile as it is once more."""
+        self._keep(self.measure((), control_no=sum(t.is_control for t in self._done.values())))
 
     def _clear_leftovers(self) -> None:
         """Servers of this run that an earlier, killed tuner left running."""
@@ -128,40 +159,43 @@ class Tuner:
             if is_live(job) and job.spec.params.get("tune") == self.run.path.name:
                 stop_servers([job.spec.id], by="the tuner", timeout_s=120)
 
-    def _progress(self, done: dict[str, Trial], todo: list[Setting]) -> None:
-        total = len(done) + len(todo) + 1
-        took = [t.ready_s for t in done.values() if t.ready_s is not None]
-        report_progress(
-            len(done),
-            total,
-            "trials",
-            words(todo[0])[:60],
-            sum(took) / len(took) * len(todo) * 2 if took else None,
-            resumed=self._resumed,
-            force=True,
-        )
-
-    def _now(self, trial: Trial, step: str) -> None:
+    def _now(self, trial: Trial, step: str, passes: tuple[int, int] = (0, 0)) -> None:
+        """Tell readers of the folder and of the job what is done now and how long the whole will take."""
+        done = self._done.values()
+        to_come = max(1, trials_left(self.space, done, self._settings))
+        left_s = time_left(done, to_come, time.monotonic() - self._began)
+        ends_s = None if left_s is None else time.time() + left_s
         self.run.set_now(
-            TuneStep(trial.setting, step, time.time(), trial.is_control, self._server, self._left),
+            TuneStep(
+                trial.setting, step, time.time(), trial.is_control, self._server, to_come - 1, passes, ends_s
+            ),
             self._job_id,
+        )
+        note = words(trial.setting)[:60] + (
+            f", pass {min(passes[0] + 1, passes[1])} of {passes[1]}" if passes[1] else ""
+        )
+        report_progress(
+            len(done), len(done) + to_come, "trials", note, left_s, resumed=self._resumed, force=True
         )
 
     def _say(self, trial: Trial) -> None:
         label = words(trial.setting) + (" (again)" if trial.is_control else "")
-        if trial.estimate is None:
+        if trial.state == "slower":
+            seen = "" if trial.estimate is None else f"{self.space.metric} {short(trial.estimate.value)}, "
+            print(f"{label}: {seen}slower, {trial.cause}", flush=True)
+        elif trial.estimate is None:
             print(f"{label}: {trial.state}: {trial.cause}", flush=True)
         else:
             e = trial.estimate
             spread = f" (95 % {e.lo:.4g} to {e.hi:.4g})" if e.lo is not None and e.hi is not None else ""
+            passes = f"{len(trial.values)} passes" if len(trial.values) > 1 else "1 pass"
             print(
-                f"{label}: {self.space.metric} {e.value:.4g}{spread}, ready after {duration(trial.ready_s)}",
+                f"{label}: {self.space.metric} {e.value:.4g}{spread}, {passes}, ready after {duration(trial.ready_s)}",
                 flush=True,
             )
 
     def _finish(self, trials: list[Trial]) -> None:
-        header, rows = table(self.space, trials)
-        print("\n" + plain_table(header, rows), flush=True)
+        print("\n" + table_text(self.space, trials, LOG_WIDTH), flush=True)
         best = winner(self.space, trials)
         moved = drift(trials)
         facts: dict[str, Any] = {
@@ -200,6 +234,11 @@ class Tuner:
 
         control_no: which of the later measurements of the profile as it is; None = it is none.
         """
+        self._began = time.monotonic()
+        trial = self._measure(setting, control_no)
+        return replace(trial, took_s=round(time.monotonic() - self._began, 1))
+
+    def _measure(self, setting: Setting, control_no: int | None) -> Trial:
         trial = Trial(
             setting=setting, is_control=control_no is not None, control_no=control_no or 0, at_s=time.time()
         )
@@ -245,53 +284,87 @@ class Tuner:
                 self._stop_server()
 
     def _bench(self, trial: Trial, view: ServerView) -> Trial:
-        space = self.space
+        """Passes in groups of `repeats`, each group a job: more than one group while the interval is too wide, less while hopeless."""
         url = view.http.url if view.http is not None else view.load.url
+        until = time.monotonic() + self.space.bench_timeout_s
+        rows: list[BenchRow] = []
+        while True:
+            trial = self._passes(trial, rows, url, until)
+            known = [*self._done.values(), trial]
+            if trial.state != "ok" or time.monotonic() >= until or not wants_more(self.space, known, trial):
+                return trial
+
+    def _passes(self, trial: Trial, rows: list[BenchRow], url: str, until: float) -> Trial:
+        """One group of passes. rows: the whole passes so far, those of this group are added."""
+        space, before = self.space, len(rows)
+        want = min(max(space.repeats, 3), space.max_repeats - before) if before else space.repeats
         job_id = submit_stage(self.config, "bench", {
             "url": url, "concurrency": [space.concurrency], "num_prompts": space.num_prompts, "random_input_len": space.random_input_len,
-            "random_output_len": space.random_output_len, "seed": space.seed, "repeats": space.repeats, "label": f"tune {words(trial.setting)}"[:80],
-            "tag": self.run.path.name,
+            "random_output_len": space.random_output_len, "seed": space.seed + 1000 * before, "repeats": want,
+            "label": f"tune {words(trial.setting)}"[:80], "tag": self.run.path.name, "warmup": min(space.concurrency, space.num_prompts),
         })  # fmt: skip
-        try:
-            job = jobs.wait(job_id, timeout_s=space.bench_timeout_s)
-        except Halt:
-            jobs.stop(job_id, by="the tuner")
-            raise
-        if not job.state.is_final:
-            jobs.stop(job_id, by="the tuner")
-            last = jobs.wait(job_id, timeout_s=60)
-            return replace(
-                trial,
-                state="stalled",
-                cause=f"the benchmark did not end in {space.bench_timeout_s:g} s ({last.state})",
-            )
-        rows = [r for r in benchdb.rows(200) if r.job_id == job_id and not r.is_partial]
-        rows.reverse()
-        values = tuple(float(v) for r in rows if (v := getattr(r, space.metric)) is not None and not r.errors)
-        if job.state is not JobState.SUCCEEDED or not values:
-            errors = sum(r.errors for r in rows)
-            said = (
-                last_words(job_id)
-                or "; ".join(dict.fromkeys(f for r in rows for f in r.flags))
-                or job.reason
-                or "no figure"
-            )
-            return replace(
-                trial,
-                state="failed",
-                cause=f"benchmark: {said}" + (f", {errors} errors" if errors else "") + f" (job {job_id})",
-            )
-        accepts = [r.accept_length for r in rows if r.accept_length is not None]
-        figures = {
-            k: sum(got) / len(got)
-            for k in ("tok_s_user", "output_throughput", "ttft_p50_ms", "tpot_p50_ms")
-            if (got := [float(v) for r in rows if (v := getattr(r, k)) is not None])
-        }
-        return replace(
-            trial,
-            values=values,
-            accept_length=sum(accepts) / len(accepts) if accepts else None,
-            figures=figures,
+        told, why = -1, ""
+        with BenchDb(readonly=True) as db:
+            try:
+                while True:
+                    job = jobs.wait(job_id, timeout_s=min(WATCH_S, max(0.0, until - time.monotonic())))
+                    found = [
+                        r
+                        for r in db.rows(50, tag=self.run.path.name, include_running=True)
+                        if r.job_id == job_id
+                    ]
+                    whole = [r for r in reversed(found) if not r.is_partial]
+                    if job.state.is_final:
+                        break
+                    if len(whole) != told:
+                        told = len(whole)
+                        self._now(trial, "bench", (before + told, before + want))
+                    if trial.setting != () and not before and len(whole) < want:
+                        why = self._why_hopeless(whole, found, want)
+                    is_over = time.monotonic() >= until
+                    if why or is_over:
+                        jobs.stop(job_id, by="the tuner")
+                        job = jobs.wait(job_id, timeout_s=60)
+                        break
+            except Halt:
+                jobs.stop(job_id, by="the tuner")
+                raise
+        rows += [r for r in whole if not r.errors and getattr(r, space.metric) is not None]
+        trial = _with_rows(trial, rows, space.metric)
+        if why:
+            return replace(trial, state="slower", cause=why)
+        if len(rows) > before and (job.state is JobState.SUCCEEDED or len(rows) >= space.repeats):
+            return trial
+        if job.state is not JobState.SUCCEEDED and time.monotonic() >= until:
+            cause = f"the benchmark did not end in {space.bench_timeout_s:g} s ({job.state})"
+            return replace(trial, state="stalled", cause=cause, values=())
+        errors = sum(r.errors for r in whole)
+        said = (
+            last_words(job_id)
+            or "; ".join(dict.fromkeys(f for r in whole for f in r.flags))
+            or job.reason
+            or "no figure"
+        )
+        cause = f"benchmark: {said}" + (f", {errors} errors" if errors else "") + f" (job {job_id})"
+        return replace(trial, state="failed", cause=cause, values=())
+
+    def _why_hopeless(self, whole: list[BenchRow], found: list[BenchRow], want: int) -> str:
+        """Why the rest of the passes need not be measured; "" while they must be. found: the newest first, with the pass that runs now."""
+        space, done = self.space, self._done.values()
+        values = _values(whole, space.metric)
+        passes = f"{want} pass{'es' if want > 1 else ''}"
+        if is_hopeless(space, done, values):
+            return f"{len(whole)} of {passes}"
+        limit = longest_pass_s(space, done)
+        if whole or limit is None or not found or time.time() - found[0].started_s < limit:
+            return ""
+        now = found[0]
+        seen = getattr(now, space.metric)
+        figure = f" at {short(seen)}" if seen is not None and now.completed else ""
+        usual = max(t.pass_s or 0.0 for t in done if t.setting == ())
+        return (
+            f"0 of {passes}: {now.completed} of {now.num_requests} requests{figure} after {time.time() - now.started_s:.1f} s, "
+            f"a pass of the baseline takes {usual:.1f} s"
         )
 
     def _stop_server(self, free_before: dict[int, int] | None = None) -> Stopped:

@@ -163,9 +163,11 @@ class TuneFolder:
                 bool(raw["is_control"]),
                 str(raw["server_job"]),
                 int(raw["left"]),
+                (int(raw["passes"][0]), int(raw["passes"][1])) if raw.get("passes") else (0, 0),
+                None if raw.get("ends_s") is None else float(raw["ends_s"]),
             )
             return step, str(raw["job_id"])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        except (OSError, ValueError, KeyError, IndexError, TypeError, OverflowError):
             return None, ""
 
     def set_now(self, step: TuneStep | None, job_id: str = "") -> None:
@@ -176,7 +178,7 @@ class TuneFolder:
             return
         facts = {
             "setting": [list(s) for s in step.setting], "step": step.step, "since_s": step.since_s, "is_control": step.is_control,
-            "server_job": step.server_job, "left": step.left, "job_id": job_id,
+            "server_job": step.server_job, "left": step.left, "job_id": job_id, "passes": list(step.passes), "ends_s": step.ends_s,
         }  # fmt: skip
         write_whole(path, json.dumps(facts, ensure_ascii=False) + "\n")
 

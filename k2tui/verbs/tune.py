@@ -55,8 +55,8 @@ def _facts(run: Any) -> dict[str, Any]:
 
 
 def _show(run: Any, as_json: bool) -> None:
-    from k2tui.core.tuning import drift, no_baseline, table, winner, words
-    from k2tui.plain import table as plain_table
+    from k2tui.core.tuning import drift, no_baseline, winner, words
+    from k2tui.tune.text import table_text
 
     if as_json:
         print(json.dumps(_facts(run), ensure_ascii=False))
@@ -67,18 +67,8 @@ def _show(run: Any, as_json: bool) -> None:
         return
     import shutil
 
-    header, rows = table(space, trials)
-    if (
-        sys.stdout.isatty()
-    ):  # the cause of a failed trial is cut to what the terminal has left; `--json` has it whole
-        room = shutil.get_terminal_size().columns - sum(
-            max(len(r[i]) for r in [header, *rows]) + 2 for i in (0, 1, 2, 3, 5, 6)
-        )
-        rows = [
-            [*r[:4], r[4] if len(r[4]) <= max(20, room) else r[4][: max(20, room) - 1] + "…", *r[5:]]
-            for r in rows
-        ]
-    print(plain_table(header, rows, right=[5, 6]))
+    # the whole cause is in `--json`; 100 columns where neither a terminal nor COLUMNS says how many
+    print(table_text(space, trials, shutil.get_terminal_size((100, 24)).columns))
     if why := no_baseline(trials):
         print(f"\n{why}")
     moved = drift(trials)

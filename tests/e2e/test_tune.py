@@ -33,6 +33,7 @@ def test_tuning_survives_death_hang_and_kill(own_home: Path, tmp_path: Path) -> 
 profile = "t"
 metric = "output_throughput"
 repeats = 2
+max_repeats = 2
 concurrency = 4
 num_prompts = 8
 random_input_len = 16
@@ -64,4 +65,59 @@ values = ["500"]
     assert by_words["load-delay-s=500"]["state"] == "stalled" and "G01" in by_words["load-delay-s=500"]["cause"]
     assert len(by_words["as the profile"]["values"]) == 2
     assert by_words["max-running-requests=4"]["value"] > by_words["as the profile"]["value"]
+    assert json.loads(k2("status", "--json").stdout)["jobs"] == []
+
+
+@pytest.mark.timeout(300)
+def test_a_hopeless_trial_ends_early_and_a_wide_interval_gets_more_passes(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    config = tmp_path / "k.toml"
+    config.write_text(f'[profile.t]\ninherit = "tiny"\nport = {port}\n')
+    space = tmp_path / "space.toml"
+    space.write_text("""
+profile = "t"
+metric = "output_throughput"
+repeats = 1
+max_repeats = 2
+min_effect = 0.0001
+give_up_below = 0.9
+concurrency = 8
+num_prompts = 48
+random_input_len = 16
+random_output_len = 48
+[[knob]]
+flag = "--max-running-requests"
+values = ["1"]
+""")
+
+    def now() -> dict[str, object]:
+        try:
+            return json.loads(next((own_home / "tune").glob("*/now.json")).read_bytes())
+        except (StopIteration, OSError):
+            return {}
+
+    started = json.loads(k2("tune", "run", str(space), "--config", str(config), "--json").stdout)
+    deadline = time.time() + 120
+    while not (now().get("setting") and now().get("step") == "bench"):
+        assert time.time() < deadline
+        time.sleep(0.1)
+    assert now()["ends_s"], "one trial has ended: the time left is known"
+    tuner = json.loads(k2("jobs", "show", started["job"], "--json").stdout)
+    os.kill(tuner["pid"], signal.SIGKILL)  # while the hopeless setting is measured: after the resume it is measured from the start
+    k2("jobs", "wait", started["job"], "--timeout", "20")
+    done = k2("tune", "resume", "--config", str(config), "--wait", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    base, slow, again = json.loads(done.stdout)["trials"]
+    assert len(base["values"]) == len(again["values"]) == 2, "one pass does not tell 0.01 %"
+    assert slow["state"] == "slower" and slow["values"] == [], "its first pass was ended, not kept as a figure"
+    assert slow["cause"].startswith("0 of 1 pass: ") and "a pass of the baseline takes" in slow["cause"]
+    rows = [r for r in json.loads(k2("bench", "list", "--json").stdout)["runs"] if "max-running" in r["label"]]
+    assert rows[0]["is_partial"], "it cannot pass for a whole run"  # the killed one's own pass may have come to its end
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = k2("tune", "show").stdout.splitlines()
+    assert max(map(len, shown)) <= 100 and any("slower, 0 of 1 pass: " in line for line in shown)
     assert json.loads(k2("status", "--json").stdout)["jobs"] == []

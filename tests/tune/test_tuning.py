@@ -10,30 +10,37 @@ import pytest
 
 from k2tui import cli, config
 from k2tui.config import Profile
-from k2tui.core.stats import Estimate
+from k2tui.core.stats import Estimate, Verdict
 from k2tui.core.tuning import (
     Space,
     Trial,
     apply,
     change_text,
     combination,
+    compare,
     drift,
+    is_hopeless,
     key_of,
+    longest_pass_s,
     no_baseline,
     parse_space,
     planned,
     short,
     since_baseline,
     table,
+    time_left,
     trial_from_json,
     trial_to_json,
+    trials_left,
     value_text,
+    wants_more,
     winner,
     words,
 )
 from k2tui.errors import UsageError
 from k2tui.tune.check import context_length, no_change, refuse
 from k2tui.tune.folder import TuneFolder, read_space, space_path
+from k2tui.tune.text import table_text
 
 BASE = Profile(
     name="p", model="/m", args=("--attention-backend", "triton", "--disable-x"), env={"NCCL_PROTO": "LL"}
@@ -275,3 +282,79 @@ def test_a_run_that_cannot_start_is_refused_at_once_and_the_list_tells_each_run(
     assert cli.main(["tune", "list"]) == 0
     assert "2/2" in (shown := capsys.readouterr().out) and "dtype=bfloat16" in shown
     assert cli.main(["tune", "show"]) == 0 and "best: dtype=bfloat16" in capsys.readouterr().out
+
+
+def test_a_hopeless_trial_is_seen_after_one_pass_and_a_near_one_never() -> None:
+    s = space()
+    base = trial(
+        (), 516.0, 462.5, 488.4, pass_s=2.2
+    )  # of a real run on two H200s: the interval begins at 422
+    assert is_hopeless(s, [base], (25.3,)) and is_hopeless(s, [base], (295.0, 290.0))
+    assert not is_hopeless(s, [base], (290.0, 300.0)), "the best pass counts"
+    assert not is_hopeless(s, [base], ()) and not is_hopeless(s, [], (1.0,))
+    assert not is_hopeless(space(give_up_below=0.0), [base], (1.0,))
+    slow = trial(
+        (), 240.0, 241.0, 239.0, is_control=True
+    )  # the machine itself became slower: that is no setting's fault
+    assert not is_hopeless(s, [base, slow], (200.0,))
+    cold = trial((), 822.0, 1664.0, 1641.0, 1596.0, 1604.0, 1665.0)  # its own first pass is not hopeless
+    assert not is_hopeless(s, [cold], (822.0,))
+    late = space(metric="ttft_p50_ms")
+    assert is_hopeless(late, [trial((), 10.0, 11.0, 10.5)], (18.0, 17.0))
+    assert not is_hopeless(late, [trial((), 10.0, 11.0, 10.5)], (18.0, 15.0))
+    assert longest_pass_s(s, [base]) == pytest.approx(5.2)  # 2.2 s and the grace
+    assert longest_pass_s(s, [replace(base, pass_s=70.0)]) == pytest.approx(100.0)
+    assert longest_pass_s(late, [base]) is longest_pass_s(s, []) is None
+
+
+def test_more_passes_while_the_interval_is_too_wide_never_until_a_trial_wins() -> None:
+    s, other = space(), (("env", "A", "1"),)
+    wide, narrow = trial((), 516.0, 462.5, 488.4), trial((), 100.0, 100.5, 99.5)
+    assert wants_more(s, [wide], wide) and not wants_more(s, [narrow], narrow)
+    assert not wants_more(space(max_repeats=3), [wide], wide)
+    assert wants_more(s, [narrow], trial((), 100.0)), "one pass has no interval"
+    for shift in (0.95, 1.0, 1.3):  # ahead or not: only the width decides
+        assert wants_more(s, [narrow], trial(other, *(shift * v for v in (94.0, 100.0, 106.0))))
+    assert not wants_more(s, [narrow], trial(other, 48.0, 50.0, 53.0)), "slower for sure"
+    assert not wants_more(s, [narrow], trial(other, 40.0, state="slower", cause="1 of 3 passes"))
+    assert compare(narrow, trial(other, 94.0, 100.0, 107.0), s) is Verdict.UNCLEAR
+    assert compare(narrow, trial(other, 100.2, 99.9, 100.4), s) is Verdict.SAME
+
+
+def test_a_trial_that_was_ended_early_is_slower_in_every_table() -> None:
+    s, base = space(), trial((), 100.0, 101.0, 99.0, job_id="j", took_s=90.0)
+    cut = trial((("env", "A", "1"),), 40.3, state="slower", cause="1 of 3 passes", job_id="j", took_s=50.0)
+    none = trial((("env", "A", "2"),), state="slower", cause="0 of 3 passes: 1 of 4 requests", at_s=9.0)
+    failed = trial((("env", "A", "3"),), state="failed", cause="x " * 150 + "the end", at_s=1.0)
+    assert winner(s, [base, cut, none]) is base and since_baseline([base, cut, none]) == 2
+    assert trial_from_json(trial_to_json(cut)) == cut
+    for width in (80, 100, 160):
+        lines = table_text(s, [base, cut, none, failed], width).splitlines()
+        assert all(len(line) <= width and line == line.rstrip() for line in lines)
+        assert "40.3" in lines[2] and "-59.7 %" in lines[2] and lines[2].endswith("slower, 1 of 3 passes")
+        assert "±" not in lines[2], "one pass has no interval"
+        assert lines[3].endswith("1 of 4 requests") and lines[4].endswith("the end") and "…" in lines[4]
+        assert "accept" not in lines[0]
+
+
+def test_the_time_left_counts_early_ends_and_the_baseline_again() -> None:
+    s, base = space(baseline_every=2), trial((), 100.0, 101.0, job_id="j", took_s=90.0)
+    cut = trial((("env", "A", "1"),), 40.3, state="slower", job_id="j", took_s=30.0)
+    assert time_left([], 3) is None
+    assert time_left([base, cut], 3, spent_s=50.0) == pytest.approx(130.0)  # the mean is 60 s
+    refused = trial((("env", "A", "4"),), state="refused", took_s=0.1)
+    assert time_left([base, refused], 1, spent_s=200.0) == 0.0
+    assert trials_left(s, [], 5) == 7  # itself, 4 others, once between, once at the end
+    assert trials_left(s, [base, cut], 3) == 5 and trials_left(s, [base, cut], 0) == 1
+    assert trials_left(s, [base], 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [({"max_repeats": 2}, "at least repeats (3)"), ({"min_effect": 0}, "above 0"), ({"give_up_below": 1}, "below 1")],
+)  # fmt: skip
+def test_how_long_to_measure_is_checked(change: dict[str, Any], part: str) -> None:
+    with pytest.raises(UsageError) as err:
+        parse_space({**RAW, **change}, "s.toml")
+    assert part in err.value.message
+    assert parse_space({**RAW, "repeats": 12, "give_up_below": 0}, "s.toml").max_repeats == 12

@@ -39,7 +39,7 @@ from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
 STEPS = {"check": "is checked", "start": "starts", "bench": "is measured", "stop": "stops"}
-STATES = {"failed": "bad", "stalled": "bad", "refused": "warn", "skipped": "dim"}
+STATES = {"slower": "bad", "failed": "bad", "stalled": "bad", "refused": "warn", "skipped": "dim"}
 NAMES = {
     "tok_s_user": "tok/s/user",
     "output_throughput": "out tok/s",
@@ -84,7 +84,7 @@ def middle(text: str, cells: int, ellipsis: str) -> str:
 
 def sign(row: Ranked, g: Glyphs) -> Seg:
     """Best, baseline, baseline again, failed: told apart by sign, then by colour."""
-    if row.estimate is None:
+    if row.estimate is None and row.trial.state != "slower":
         return Seg(g.skip if row.trial.state == "skipped" else g.bad, STATES.get(row.trial.state, "bad"))
     return {
         "best": Seg(g.star, "ok bold"),
@@ -111,14 +111,16 @@ def cause(trial: Trial) -> str:
 
 def step_words(step: TuneStep, now_s: float) -> str:
     label = words(step.setting) + (" (again)" if step.is_control else "")
-    return f"{label} {STEPS.get(step.step, step.step)}, {fmt.duration(max(0.0, now_s - step.since_s))}"
+    whole, planned = step.passes
+    at = f", pass {min(whole + 1, planned)} of {planned}" if planned else ""
+    return f"{label} {STEPS.get(step.step, step.step)}{at}, {fmt.duration(max(0.0, now_s - step.since_s))}"
 
 
 def _cells(row: Ranked, g: Glyphs) -> Sequence[Cell]:
     trial = row.trial
     failed = row.estimate is None
     held = f", {fmt.size(trial.held_b)} of GPU memory still held after it" if trial.held_b else ""
-    said = cause(trial) if failed else str(row.verdict or "")
+    said = row.said or (cause(trial) if failed else "")
     return (
         sign(row, g),
         lambda cells: (Seg(middle(row.label, cells, g.ellipsis), "bold" if row.mark == "best" else ""),),
@@ -200,14 +202,15 @@ def draw(view: View, width: int, height: int) -> Picture:
     for text, role in summary(run):
         if len(out) + 1 < height:
             out += [Row("", text_line(t, role)) for t in wrap(text, width, 2, g.ellipsis)]
-    return Picture(tuple(out), header, _note(run), title=f"Tuning: {run.name}")
+    return Picture(tuple(out), header, _note(run, view.now_s), title=f"Tuning: {run.name}")
 
 
-def _note(run: TuneView) -> Line:
+def _note(run: TuneView, now_s: float) -> Line:
     measured = len(run.trials)
     if run.now is None:
         return (Seg(f"{measured} trials, not running", "dim"),)
-    return (Seg(f"{measured} done, {run.now.left + 1} or more to come", "info"),)
+    left = "" if run.now.ends_s is None else f", {fmt.duration(max(0.0, run.now.ends_s - now_s))} left"
+    return (Seg(f"{measured} done, {run.now.left + 1} or more to come{left}", "info"),)
 
 
 PANEL = Panel(

@@ -56,7 +56,9 @@ def draw(view: View, width: int, height: int) -> Picture:
         pair(
             NAMES.get(run.space.metric, run.space.metric)[:11], Seg(figure(e, g), "bold"), Seg(span, "faint")
         )
-        pair("repeats", *(Seg(short(v) + "  ") for v in trial.values))
+        pair("passes", *(Seg(short(v) + "  ") for v in trial.values))
+        if trial.state == "slower":
+            pair("ended early", Seg(trial.cause, "bad"))
         if row.ratio is not None:
             pair("baseline", change(row, g), Seg(f"  {row.verdict}", "dim"))
         others = [(NAMES.get(k, k), v) for k, v in trial.figures.items() if k != run.space.metric]
