@@ -266,7 +266,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class DraftCache:
-    """Keys and values of one sequence, by position. Grows by doubling; `crop` forgets what was drafted and refused."""
+    """Keys and values of one sequence, by position. Grows by doubling."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -288,9 +288,6 @@ class DraftCache:
         self._values[self.length : need] = values
         self.length = need
         return self._keys[:need], self._values[:need]
-
-    def crop(self, length: int) -> None:
-        self.length = min(self.length, length)
 
 
 class Eagle3Draft(nn.Module):
@@ -406,17 +403,8 @@ class Eagle3Draft(nn.Module):
         `carry(...)` of the step before while drafting. Returns the layer's output [T, H], before `norm`.
         """
         c, rows = self.config, tokens.shape[0]
-        embedded = self.embedding[tokens].to(hidden.dtype)
-        layer = self.midlayer
-        x = torch.cat(
-            (
-                rms_norm(embedded, layer.input_layernorm.weight, c.rms_norm_eps),
-                rms_norm(hidden, layer.hidden_norm.weight, c.rms_norm_eps),
-            ),
-            -1,
-        )
         positions = torch.arange(start, start + rows, device=tokens.device)
-        q, k, v = self._project(x, positions)
+        q, k, v = self._project(self._inputs(tokens, hidden), positions)
         past = cache.length
         keys, values = cache.append(k, v)
         group = c.num_attention_heads // c.kv_heads
@@ -428,9 +416,26 @@ class Eagle3Draft(nn.Module):
             > torch.arange(past, past + rows, device=q.device)[:, None]
         )
         weights = logits.masked_fill(hidden_keys, -math.inf).softmax(-1)
-        mixed = torch.einsum("hqk,khd->qhd", weights, values.float()).to(hidden.dtype).flatten(1)
-        residual = hidden + mixed @ layer.self_attn.o_proj.weight.t()  # type: ignore[union-attr]
-        normed = rms_norm(residual, layer.post_attention_layernorm.weight, c.rms_norm_eps)
+        mixed = torch.einsum("hqk,khd->qhd", weights, values.float())
+        return self._close(hidden, mixed)
+
+    def _inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """The layer's input [T, 2H] of tokens [T] and hidden states [T, H]."""
+        layer, eps = self.midlayer, self.config.rms_norm_eps
+        embedded = self.embedding[tokens].to(hidden.dtype)
+        return torch.cat(
+            (
+                rms_norm(embedded, layer.input_layernorm.weight, eps),
+                rms_norm(hidden, layer.hidden_norm.weight, eps),
+            ),
+            -1,
+        )
+
+    def _close(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """The layer's output [T, H] of hidden states [T, H] and what attention made of them [T, heads, v]."""
+        layer, a = self.midlayer, self.midlayer.self_attn
+        residual = hidden + mixed.to(hidden.dtype).flatten(1) @ a.o_proj.weight.t()  # type: ignore[union-attr]
+        normed = rms_norm(residual, layer.post_attention_layernorm.weight, self.config.rms_norm_eps)
         gate, up = normed @ layer.mlp.gate_proj.weight.t(), normed @ layer.mlp.up_proj.weight.t()
         return residual + (nn.functional.silu(gate) * up) @ layer.mlp.down_proj.weight.t()
 
@@ -443,27 +448,54 @@ class Eagle3Draft(nn.Module):
         return rms_norm(out, self.norm.weight, self.config.rms_norm_eps) @ self.lm_head.weight.t()
 
     @torch.no_grad()
-    def draft_chain(
-        self, tokens: Tensor, aux: Tensor, cache: DraftCache, num_steps: int
-    ) -> tuple[Tensor, Tensor]:
-        """Greedy chain after newly committed positions of one sequence.
+    def draft_chains(self, tokens: Tensor, aux: Tensor, at: Tensor, num_steps: int) -> Tensor:
+        """Greedy chains after positions `at` [A] of one sequence, all of them at once.
 
-        tokens [T], aux [T, 3H]: position t's state with the token at t+1; the cache holds the positions before them.
-        Returns target ids [num_steps] and their draft logits [num_steps, draft_vocab]; the cache is left with the
-        committed positions only, so the next call continues from what was verified.
+        tokens [T], aux [T, 3H]: position t's state with the token at t+1. A chain sees the states up to its own position and
+        then its own guesses, so no chain depends on another and what is verified in between changes none. Returns target ids
+        [A, num_steps]: row i is what a server drafts once the token at at[i] + 1 is the newest one.
         """
-        start = cache.length
-        out = self.extend(tokens, self.fuse(aux), cache, start)[-1:]
-        committed = cache.length
-        ids = self.target_ids()
+        hidden = self.fuse(aux)
+        q, keys, values = self._project(
+            self._inputs(tokens, hidden), torch.arange(len(tokens), device=tokens.device)
+        )
+        keys, values, ids = keys.float(), values.float(), self.target_ids()
+        # as many chains at once as keep the attention scores within 128 MB
+        rows = max(1, min(512, 2**25 // max(1, self.config.num_attention_heads * len(tokens))))
         found: list[Tensor] = []
-        rows: list[Tensor] = []
-        for step in range(num_steps):
-            row = self.logits(out)[0]
-            rows.append(row)
-            token = ids[row.argmax()]
-            found.append(token)
-            if step + 1 < num_steps:
-                out = self.extend(token[None], self.carry(out), cache, committed + step)
-        cache.crop(committed)
-        return torch.stack(found), torch.stack(rows)
+        for some in at.split(rows):
+            now, out, own_k, own_v = q[some], hidden[some], [], []
+            guesses: list[Tensor] = []
+            for step in range(num_steps):
+                if step:
+                    carried = self.carry(out)
+                    now, k, v = self._project(self._inputs(guesses[-1], carried), some + step)
+                    own_k.append(k.float())
+                    own_v.append(v.float())
+                    out = self._close(carried, self._attend(now, keys, values, some, own_k, own_v))
+                else:
+                    out = self._close(out, self._attend(now, keys, values, some, own_k, own_v))
+                guesses.append(ids[self.logits(out).argmax(-1)])
+            found.append(torch.stack(guesses, 1))
+        return torch.cat(found) if found else at.new_zeros(0, num_steps)
+
+    def _attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        at: Tensor,
+        own_keys: list[Tensor],
+        own_values: list[Tensor],
+    ) -> Tensor:
+        """q [A, heads, qk] over keys [T, kv_heads, qk] of positions up to at [A], then each row's own [A, kv_heads, qk]. fp32."""
+        wide = q.float().unflatten(1, (keys.shape[1], -1))
+        scores = torch.einsum("angd,tnd->angt", wide, keys)
+        later = torch.arange(keys.shape[0], device=at.device)[None] > at[:, None]
+        parts = [scores.masked_fill_(later[:, None, None], -math.inf)]
+        parts += [torch.einsum("angd,and->ang", wide, k)[..., None] for k in own_keys]
+        weights = (torch.cat(parts, -1) * self.scale).softmax(-1)
+        mixed = torch.einsum("angt,tnd->angd", weights[..., : keys.shape[0]], values)
+        for n, v in enumerate(own_values):
+            mixed = mixed + weights[..., keys.shape[0] + n, None] * v[:, :, None]
+        return mixed.flatten(1, 2)

@@ -6,7 +6,7 @@ right; expected accept length = 1 + full_acc[0] + ... over the served number of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from k2tui.eagle3.batch import Pack
 from k2tui.eagle3.data import States, fill_packs, make_pack, share
-from k2tui.eagle3.draft import DraftCache, Eagle3Draft
+from k2tui.eagle3.draft import Eagle3Draft
 from k2tui.eagle3.ranks import Ranks
 from k2tui.eagle3.step import TttModule
 from k2tui.eagle3.ttt import TttResult
@@ -68,8 +68,12 @@ def evaluate(
     max_tokens: int,
     dtype: torch.dtype,
     num_steps: int = 3,
+    told: Callable[[int], None] | None = None,
 ) -> EvalReport:
-    """Teacher-forced figures over all samples of `states`. Every rank must call it; all get the same report."""
+    """Teacher-forced figures over all samples of `states`. Every rank must call it; all get the same report.
+
+    told: called after each pack with the number of samples that all ranks together have about done.
+    """
     steps = module.options.ttt_length
     packs = fill_packs(range(len(states.lengths)), states.lengths, max_tokens)
     mine = share(packs, states.lengths, ranks.rank, ranks.size)
@@ -80,6 +84,7 @@ def evaluate(
     )
     sums = torch.zeros(6, steps, dtype=torch.float64, device=ranks.device)
     counts = torch.zeros(steps, dtype=torch.float64, device=ranks.device)
+    done = 0
     for n in range(most):
         real = n < len(mine)
         samples = [states.sample(i) for i in (mine[n] if real else packs[0][:1])]
@@ -102,6 +107,9 @@ def evaluate(
         sums[4] += _alpha_sums(module, result, pack)
         sums[5] += torch.stack([x.double().sum() for x in result.known.split(pack.counts)])
         counts += torch.tensor(pack.counts, dtype=torch.float64, device=ranks.device)
+        done += len(samples)
+        if told is not None:
+            told(min(len(states.lengths), done * ranks.size))
     ranks.sum_(sums)
     ranks.sum_(counts)
     return report_of(sums.cpu().numpy(), counts.cpu().numpy(), num_steps)
@@ -144,40 +152,57 @@ class ChainReport:
         return asdict(self)
 
 
-@torch.no_grad()
 def replay_chains(
-    draft: Eagle3Draft, states: States, picked: Sequence[int], *, num_steps: int = 3
+    draft: Eagle3Draft,
+    states: States,
+    picked: Sequence[int],
+    *,
+    num_steps: int = 3,
+    told: Callable[[int], None] | None = None,
 ) -> ChainReport:
     """Draft along each loss-bearing span as a greedy server would: propose num_steps tokens, keep the longest prefix that
     equals the recorded text, go on after the bonus token. The draft's own guesses feed its later steps.
 
-    True to serving when the recorded answers are the target's own greedy text.
+    True to serving when the recorded answers are the target's own greedy text. The chains of all positions are drafted at
+    once (none depends on another), and the walk then uses those that a server would have drafted. Runs where the draft is.
+    told: called with the number of samples done.
     """
-    draft = draft.eval()
     device, dtype = draft.fc.weight.device, draft.fc.weight.dtype
     histogram = [0] * (num_steps + 1)
     tokens = verify = used = 0
-    for index in picked:
+    for number, index in enumerate(picked):
         sample = states.sample(index)
-        ids = sample.input_ids.to(device)
-        aux = sample.aux.to(device, dtype)
+        ids = sample.input_ids.numpy()
         mask = sample.loss_mask.cpu().numpy().astype(bool)
         edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
-        cache = DraftCache()
-        counted = False
-        for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            at = max(start - 1, 0)  # newest position with a known state; the token at `at + 1` is committed
-            while at + 2 < end:
-                new = slice(cache.length, at + 1)
-                guess, _ = draft.draft_chain(ids[new.start + 1 : at + 2], aux[new], cache, num_steps)
-                left = end - (at + 2)
-                wanted = ids[at + 2 : at + 2 + num_steps]
-                same = (guess[: len(wanted)] == wanted).int().cumprod(0).sum()
-                accepted = min(int(same), left)
-                histogram[accepted] += 1
-                verify += 1
-                tokens += min(accepted + 1, left)
-                at += accepted + 1
-                counted = True
-        used += counted
+        # `at`: newest position with a known state; the token at `at + 1` is committed
+        spans = [
+            (max(start - 1, 0), end)
+            for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+        ]
+        where = np.unique(np.concatenate([np.arange(a, max(a, end - 2)) for a, end in spans] or [[]])).astype(
+            int
+        )
+        if len(where):
+            seen = int(where[-1]) + 1
+            guesses = draft.draft_chains(
+                sample.input_ids[1 : seen + 1].to(device),
+                sample.aux[:seen].to(device, dtype),
+                torch.from_numpy(where).to(device),
+                num_steps,
+            )
+            chains = dict(zip(where.tolist(), guesses.cpu().numpy(), strict=True))
+            for at, end in spans:
+                while at + 2 < end:
+                    left = end - (at + 2)
+                    wanted = ids[at + 2 : at + 2 + num_steps]
+                    same = (chains[at][: len(wanted)] == wanted).cumprod().sum()
+                    accepted = min(int(same), left)
+                    histogram[accepted] += 1
+                    verify += 1
+                    tokens += min(accepted + 1, left)
+                    at += accepted + 1
+            used += 1
+        if told is not None:
+            told(number + 1)
     return ChainReport(tokens / verify if verify else 1.0, tokens, verify, tuple(histogram), used)

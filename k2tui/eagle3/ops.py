@@ -22,6 +22,16 @@ def set_compile(on: bool) -> None:
     _compile = on
 
 
+def _rows(x: Any) -> Any:
+    """A matrix as the compiler shall see it: any number of rows, every width fixed, the same in evaluation as in training."""
+    if not isinstance(x, Tensor):
+        return x
+    x = x.detach()  # whether a gradient is asked for would be one more thing to compile for
+    if x.dim() > 1:
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+    return x
+
+
 def _body(fn: Callable[..., Any]) -> Callable[..., Any]:
     name = fn.__name__
 
@@ -29,8 +39,8 @@ def _body(fn: Callable[..., Any]) -> Callable[..., Any]:
         if not _compile:
             return fn(*args)
         if name not in _compiled:
-            _compiled[name] = torch.compile(fn)  # static first; a second length makes the rows symbolic
-        return _compiled[name](*args)
+            _compiled[name] = torch.compile(fn, dynamic=False)  # what `_rows` marks is symbolic all the same
+        return _compiled[name](*map(_rows, args))
 
     return call
 

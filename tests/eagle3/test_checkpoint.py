@@ -263,18 +263,6 @@ def test_serving_says_what_training_saw(kind: str, norm_output: bool) -> None:
             )
 
 
-def test_chain_continues_from_what_was_verified() -> None:
-    draft, _ = make_draft(make_config("llama"), 4)
-    sample = make_samples([[True] * 12], 4)[0]
-    cache, fresh = DraftCache(), DraftCache()
-    draft.draft_chain(sample.input_ids[1:6], sample.aux[:5], cache, 3)
-    assert cache.length == 5
-    a, _ = draft.draft_chain(sample.input_ids[6:8], sample.aux[5:7], cache, 3)
-    b, _ = draft.draft_chain(sample.input_ids[1:8], sample.aux[:7], fresh, 3)
-    assert torch.equal(a, b) and cache.length == fresh.length == 7
-    assert all(bool(draft.t2d[i]) for i in a)
-
-
 def test_vocabulary_holds_specials_and_the_most_frequent() -> None:
     counts = np.array([0, 5, 0, 9, 9, 1, 0, 2])
     ids, covered = choose_vocab(counts, 4, always=[0, 6])
