@@ -411,3 +411,34 @@ async def test_curves_of_the_selected_job(world):
             pilot,
             lambda: "GPUs during serve kimi-k25" in text_of(app) and "memory up to 1.0G" in text_of(app),
         )
+
+
+def ranked(*entries: tuple[str, str], **changes: object) -> GpuView:
+    """Two GPUs, the second with changes; (title, rank) of the process on each."""
+    processes = tuple(
+        GpuProcess(100 + i, title, "me", i, 60 * GIB, started_s=NOW - 60, rank=rank)
+        for i, (title, rank) in enumerate(entries)
+    )
+    return replace(gpu_view(2), gpus=(sample(0), sample(1, **changes)), processes=processes)
+
+
+@pytest.mark.parametrize("width", [78, 116, 196])
+def test_the_rank_column_is_as_wide_as_its_longest_entry(width: int) -> None:
+    one = ranked(("sglang::scheduler", "scheduler"), ("eagle3_gpu.py", ""))
+    for text, glyphs in (("eagle3_gpu.py", UNICODE), ("scheduler", ASCII)):
+        lines = texts(panels.get("gpus").draw(make_view(one, glyphs=glyphs), width, 3))
+        assert any(f" {text} " in line for line in lines), lines
+    assert any(" scheduler " in line for line in texts(panels.get("processes").draw(make_view(one), width, 9)))
+    tp = texts(panels.get("gpus").draw(make_view(gpu_view()), width, 9))
+    assert tp[0].startswith(" # rank util ") and tp[0].endswith("state"), "short ranks take no more than their title"
+    none = texts(panels.get("processes").draw(make_view(ranked(("a.py", ""), ("b.py", ""))), width, 9))
+    assert "rank" not in none[0] and "a.py" in none[1]
+
+
+def test_a_power_cap_that_comes_and_goes_moves_nothing_where_there_is_room() -> None:
+    calm = ranked(("sglang::scheduler", "scheduler"))
+    capped = ranked(("sglang::scheduler", "scheduler"), throttle_reasons=("power cap",))
+    a, b = (texts(panels.get("gpus").draw(make_view(v), 116, 3)) for v in (calm, capped))
+    assert a[:2] == b[:2] and b[2].endswith("power cap") and not a[2].endswith("cap")
+    narrow = texts(panels.get("gpus").draw(make_view(capped), 78, 3))
+    assert narrow[2].endswith("power"), "what is wrong comes before a whole name"

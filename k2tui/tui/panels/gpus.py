@@ -23,6 +23,7 @@ from k2tui.tui.lines import (
     text_line,
     wrap,
 )
+from k2tui.tui.lines import width as cells_of
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
@@ -35,7 +36,7 @@ FIGURES = 62  # cells of a card's left side
 
 COLUMNS = (
     Column("#", 2, keep=11, align=">"),
-    Column("rank", 4, weight=0.3, keep=5, limit=12),
+    Column("rank", 4, keep=5),
     Column("util", 8, weight=2, keep=9, limit=40),
     Column("", 4, keep=10, align=">"),
     Column("memory", 8, weight=2, keep=8, limit=40),
@@ -44,8 +45,10 @@ COLUMNS = (
     Column("temp", 5, keep=7, align=">"),
     Column("MHz", 4, keep=3, align=">"),
     Column("last 10s a cell", 8, weight=3, keep=4, limit=60),
-    Column("state", 5, weight=1, keep=6, limit=40),
+    Column("state", 5, keep=6),
 )
+RANK, STATE = 1, 10  # columns that are as wide as what they hold
+FIRST = 100.0  # weight of a column that gets what it needs before bars and curves grow
 # What `o` goes through: name, the column that shows it, the figure, highest first (index: lowest first).
 SORTS: tuple[tuple[str, int, Callable[[GpuSample], float]], ...] = (
     ("index", 0, lambda gpu: -gpu.index),
@@ -80,6 +83,27 @@ def heat_role(gpu: GpuSample) -> str:
     if temperature is None or limit is None or temperature < limit - 5:
         return ""
     return "bad" if temperature >= limit else "warn"
+
+
+def fitted(column: Column, longest: int, limit: int) -> Column:
+    """The column with room for its longest entry, up to `limit` cells, before others grow."""
+    return column._replace(weight=FIRST, limit=max(column.cells, min(longest, limit)))
+
+
+def columns_for(view: GpuView, width: int) -> tuple[Column, ...]:
+    """Rank and state as wide as their entries need; an empty state leaves where the ranks would be cut."""
+    good = [gpu for gpu in view.gpus if not gpu.error]
+    ranks = max((cells_of(ranks_of(view, gpu.index)) for gpu in good), default=0)
+    states = max((line_width(state_segs(gpu, 40)) for gpu in good), default=0)
+    columns = list(COLUMNS)
+    columns[RANK] = fitted(columns[RANK], ranks, max(12, width // 6))
+    columns[STATE] = fitted(columns[STATE], states, 40)
+    if width >= 100 and states <= 9:  # always room for "power cap", which comes and goes: nothing else moves with it
+        columns[STATE] = columns[STATE]._replace(cells=9, weight=0.0)
+    spare = width - sum(column.cells for column in columns) - (len(columns) - 1)
+    if not states and ranks - columns[RANK].cells > spare:
+        del columns[STATE]
+    return tuple(columns)
 
 
 def ranks_of(view: GpuView, index: int) -> str:
@@ -170,7 +194,7 @@ def _card(gpu: GpuSample, view: View, all_: GpuView, width: int, lines: int) -> 
     title: list[Seg] = [
         Seg(f"{gpu.index:>2} ", "bold"),
         Seg(short_gpu_name(gpu.name) + "  ", "bold"),
-        Seg(ranks_of(all_, gpu.index), "accent"),
+        Seg(fit(ranks_of(all_, gpu.index), 24, ellipsis=g.ellipsis).rstrip(), "accent"),
         Seg("  " + " ".join(jobs), "faint"),
     ]
     memory_heat = "" if gpu.memory_temperature_c is None else f" mem {gpu.memory_temperature_c}{g.degree}"
@@ -279,11 +303,11 @@ def draw(view: View, width: int, height: int) -> Picture:
     if lines:
         header, rows_ = _cards(view, gpu, gpus, width, lines)
         return Picture(rows_, header, note)
-    columns = COLUMNS
+    columns = columns_for(gpu, width)
     if view.gpu_sort and view.gpu_sort != "index":
         at = next(column for name, column, _key in SORTS if name == view.gpu_sort)
         columns = tuple(
-            Column(c.title + view.glyphs.down, c.cells, c.weight, c.keep, c.align, c.limit) if n == at else c for n, c in enumerate(COLUMNS)
+            c._replace(title=c.title + view.glyphs.down) if n == at else c for n, c in enumerate(columns)
         )
     good = [(str(x.index), _row(x, view, gpu)) for x in gpus if not x.error]
     header, made = table(columns, good, width, view.glyphs)

@@ -8,16 +8,19 @@ from k2tui.core.gpu import GpuProcess
 from k2tui.core.snapshot import Snapshot
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Column, Picture, Row, Seg, table, text_line
+from k2tui.tui.lines import width as cells_of
 from k2tui.tui.panels import Panel
+from k2tui.tui.panels.gpus import fitted
 from k2tui.tui.view import View
 
 SORTS = ("gpu", "memory", "sm", "ram", "cpu", "age", "pid", "user")
+RANK = 4  # column that is as wide as its longest entry needs
 COLUMNS = (
     Column("", 1, keep=9),
     Column("gpu", 3, keep=8, align=">"),
     Column("pid", 8, keep=9, align=">"),
     Column("user", 9, keep=4),
-    Column("rank", 7, keep=6),
+    Column("rank", 4, keep=6),
     Column("memory", 7, keep=8, align=">"),
     Column("sm", 4, keep=5, align=">"),
     Column("ram", 6, keep=3, align=">"),
@@ -84,7 +87,13 @@ def draw(view: View, width: int, height: int) -> Picture:
                 ),
             )
         )
-    header, lines = table(COLUMNS, rows, width, view.glyphs)
+    columns = list(COLUMNS)
+    if any(p.rank for p in found):
+        columns[RANK] = fitted(columns[RANK], max(cells_of(p.rank) for p in found), max(12, width // 6))
+    else:
+        del columns[RANK]
+        rows = [(key, (*cells[:RANK], *cells[RANK + 1 :])) for key, cells in rows]
+    header, lines = table(columns, rows, width, view.glyphs)
     orphans = sum(1 for p in found if p.is_orphan)
     note: list[Seg] = []
     tagged = sum(1 for p in found if key_of(p) in view.process.tagged)
