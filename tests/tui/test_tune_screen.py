@@ -93,6 +93,22 @@ def test_a_failed_baseline_and_a_skipped_setting_say_why() -> None:
     assert "http_400: too long; there is nothing to compare with" in text
 
 
+def test_a_trial_that_was_ended_early_is_slower_and_the_run_tells_its_pass_and_its_end() -> None:
+    one = Trial((LL,), "slower", (40.3,), "1 of 3 passes", at_s=2.0)
+    none = Trial((STEPS,), "slower", cause="0 of 3 passes: 1 of 4 requests at 25.3 after 5.2 s", at_s=3.0)
+    failed = Trial((("flag", "--bogus", True),), "failed", cause="no such argument", at_s=1.0)
+    step = TuneStep((), "bench", fake.T0 - 4, True, "serve-9", 0, (3, 6), fake.T0 + 95)
+    run = replace(RUN, now=step, trials=(TRIALS[0], one, none, failed))
+    lines = words_of("tune", run, 150)
+    assert "40.3 " in lines[2] and "±" not in lines[2] and "slower, 1 of 3 passes" in lines[2]
+    assert lines[3].startswith("  num-continuous") and "slower, 0 of 3 passes: 1 of 4 requests" in lines[3]
+    assert lines[4].startswith("✗") and "is measured, pass 4 of 6, 4.0s" in lines[5]
+    note = panels.get("tune").draw(View(Snapshot(0.0, tune=run), fake.T0), 150, 16).note
+    assert "1 or more to come, 1:35 left" in "".join(seg.text for seg in note)
+    assert "ended early" in "\n".join(words_of("tunetrial", run, trial_key=one.key))
+    assert "25.3 after 5.2 s" in " ".join(words_of("tunetrial", run, trial_key=none.key))
+
+
 def test_a_wide_interval_is_not_cut() -> None:
     wide = Trial((LL,), values=(420.0, 348.0, 280.0), at_s=2.0)
     base = Trial((), values=(300.0, 420.0, 180.0), at_s=1.0)
