@@ -54,6 +54,21 @@ def server() -> Iterator[Server]:
 
 INFO = {"model_path": "/m", "served_model_name": "m"}
 LOADS = {"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1, "token_usage": 0.5, "gen_throughput": 90.0, "speculative": {"accept_length": 2.5}}, {"num_running_reqs": 1, "gen_throughput": 10.0}]}
+VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{{engine="0",model_name="a b}}"}} 1.0
+vllm:num_requests_running{{engine="1",model_name="a b}}"}} 2.0
+vllm:num_requests_waiting{{engine="0",model_name="m"}} 4.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} 0.25
+vllm:generation_tokens_total{{engine="0",model_name="m"}} {tokens}
+vllm:generation_tokens_created{{engine="0",model_name="m"}} 1.7960451344119461e+09
+vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} {tokens}
+vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} 10.0
+vllm:spec_decode_num_drafts_total{{engine="0",model_name="m"}} {drafts}
+vllm:spec_decode_num_draft_tokens_total{{engine="0",model_name="m"}} 66.0
+vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="m"}} {accepted}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="m",position="0"}} {accepted}
+vllm:num_preemptions_total{{engine="0",model_name="m"}} NaN
+"""
 
 
 def test_a_new_sglang(server: Server) -> None:
@@ -167,3 +182,31 @@ def test_watch_once_says_when_nothing_answers(server: Server, capsys: pytest.Cap
     assert "refused" in capsys.readouterr().out
     server.answers = {"/model_info": (200, INFO), "/server_info": (200, {"version": "0.5.23"}), "/v1/loads": (200, LOADS), "/health": (200, {})}
     assert main(["watch", server.url, "--once", "--json"]) == 0
+
+
+def test_vllm_counters_between_two_polls(server: Server) -> None:
+    """Accept length is that of the newest interval with drafts: since the start at first, kept while nothing is drafted."""
+
+    def poll(now_s: float, tokens: int, drafts: int, accepted: int) -> HttpStatus:
+        server.answers["/metrics"] = (200, VLLM.format(tokens=float(tokens), drafts=float(drafts), accepted=float(accepted)).encode())
+        return probe.poll(now_s)
+
+    server.answers = {"/v1/models": (200, {"data": [{"id": "m", "root": "/m", "owned_by": "vllm"}]}), "/version": (200, {"version": "0.32.0"})}
+    probe = ServerProbe(server.url)
+    first = poll(100.0, 100, 40, 20)
+    assert (first.num_running_reqs, first.num_queue_reqs, first.token_usage, first.accept_length) == (3, 4, 0.25, 1.5)
+    assert first.gen_throughput is None and first.version == "0.32.0"
+    second = poll(110.0, 300, 140, 120)
+    assert second.gen_throughput == 20.0 and second.accept_length == 2.0 and second.cache_hit_rate == 0.0
+    idle = poll(120.0, 300, 140, 120)
+    assert idle.gen_throughput == 0.0 and idle.accept_length == 2.0
+    again = poll(130.0, 10, 4, 1)
+    assert again.gen_throughput is None and again.accept_length == 1.25, "its counters went back: a new process"
+
+
+def test_another_server_is_asked_for_its_metrics_once(server: Server) -> None:
+    server.answers = {"/v1/models": (200, {"data": [{"id": "m"}]}), "/metrics": (200, b"process_cpu_seconds_total 1.0\n")}
+    probe = ServerProbe(server.url)
+    for at in range(3):
+        assert probe.poll(float(at)).accept_length is None
+    assert server.asked.count("/metrics") == 1

@@ -1,18 +1,19 @@
 """What a draft brings on a running server: accept length, acceptance by position, tokens per second with and without it.
 
-Everything is counted from each answer's `meta_info`, never from the printed rate: its definition changed between releases
-(docs/training.md). Knows HTTP and JSON; no torch, no model.
+From SGLang everything is counted from each answer's `meta_info`, never from the printed rate: its definition changed between releases
+(docs/training.md); vLLM's answers do not say it, so there it is what the counters of /metrics grew by. Knows HTTP and JSON; no torch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from k2tui.core.vllm_metrics import VllmMetrics, read_metrics
 from k2tui.errors import K2Error, NotReadyError, UsageError
 from k2tui.parsing import parse_json
 
@@ -27,7 +28,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """One request. verify_ct: target passes that checked drafts; 0 = no draft at work. histogram[a]: passes that accepted a."""
+    """One request. verify_ct: target passes that checked drafts; 0 = no draft at work. histogram[a]: passes that accepted a.
+    vLLM's answers leave both empty."""
 
     output_ids: tuple[int, ...]
     completion_tokens: int
@@ -39,7 +41,7 @@ class Answer:
 @dataclass(frozen=True)
 class OnlineReport:
     """accept_length: (tokens - requests) / verify_ct, the first token of each answer (made by the prefill) left out; 1.0 = nothing
-    accepted. server_accept_length: tokens / verify_ct, as SGLang's meta_info has it. by_position[k]: share of passes whose first
+    accepted. server_accept_length: the server's own: SGLang's tokens / verify_ct, vLLM's 1 + accepted / verify_ct. by_position[k]: share of passes whose first
     k+1 drafts were all accepted. accept_rate: (accept_length - 1) / draft tokens a pass, our one definition of a rate.
     loops: answers that repeat a few tokens, whose accept length says nothing. same_as_baseline: share of equal greedy answers."""
 
@@ -105,25 +107,75 @@ def _client(url: str, timeout_s: float) -> Any:
 
 
 def server_facts(url: str) -> Mapping[str, Any]:
-    """/server_info of a running server. Raises NotReadyError."""
+    """/server_info of an SGLang server; of a vLLM server {"version", "vllm_model": the name to ask for}. Raises NotReadyError."""
     import httpx
 
     try:
         with _client(url, 20.0) as client:
             for path in ("/server_info", "/get_server_info"):
                 got = client.get(path)
-                if got.status_code == 200:
-                    return got.json()
+                if got.status_code == 200 and "vllm_config" not in (told := got.json()):
+                    return told
+            got = client.get("/v1/models")
+            data = got.json().get("data") if got.status_code == 200 else None
+            if data and data[0].get("owned_by") == "vllm":
+                return {"version": client.get("/version").json().get("version"), "vllm_model": data[0]["id"]}
             return {}
-    except (httpx.HTTPError, ValueError) as err:
+    except (httpx.HTTPError, ValueError, AttributeError, LookupError, TypeError) as err:
         raise NotReadyError(
             f"{url}: no server answers ({type(err).__name__})", "start it with `k2tui up`, or check --url"
         )
 
 
-def _ask(client: Any, prompt: Prompt, max_new_tokens: int, temperature: float, url: str) -> Answer:
+def _ask_vllm(
+    client: Any, prompt: Prompt, max_new_tokens: int, temperature: float, url: str, model: str
+) -> Answer:
     import httpx
 
+    body = {
+        "model": model, "prompt": list(prompt.input_ids) or prompt.text, "max_tokens": max_new_tokens, "temperature": temperature,
+        "return_token_ids": True,
+    }  # fmt: skip
+    start = time.perf_counter()
+    try:
+        got = client.post("/v1/completions", json=body)
+        seconds = time.perf_counter() - start
+        if got.status_code != 200:
+            raise K2Error(
+                f"{url}/v1/completions answered {got.status_code}: {got.text[:200]}", "see the server's log"
+            )
+        value = got.json()
+        ids = tuple(int(i) for i in value["choices"][0].get("token_ids") or ())
+        return Answer(ids, int(value["usage"]["completion_tokens"]), 0, (), seconds)
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as err:
+        raise K2Error(f"{url}/v1/completions: {type(err).__name__}: {err}", "see the server's log")
+
+
+def _vllm_metrics(url: str, generation_tokens: float = 0.0) -> VllmMetrics:
+    """The server's counters, once they hold that many tokens (they follow an answer by some milliseconds; 5 s at most)."""
+    import httpx
+
+    until = time.monotonic() + 5.0
+    while True:
+        try:
+            with _client(url, 20.0) as client:
+                got = read_metrics(client.get("/metrics").text)
+        except httpx.HTTPError as err:
+            raise K2Error(f"{url}/metrics: {type(err).__name__}: {err}", "see the server's log")
+        if got is None or got.generation_tokens is None:
+            raise K2Error(f"{url}/metrics holds no counters of vLLM", "start it without --disable-log-stats")
+        if got.generation_tokens >= generation_tokens or time.monotonic() > until:
+            return got
+        time.sleep(0.05)
+
+
+def _ask(
+    client: Any, prompt: Prompt, max_new_tokens: int, temperature: float, url: str, vllm_model: str = ""
+) -> Answer:
+    import httpx
+
+    if vllm_model:
+        return _ask_vllm(client, prompt, max_new_tokens, temperature, url, vllm_model)
     body: dict[str, Any] = {"sampling_params": {"temperature": temperature, "max_new_tokens": max_new_tokens}}
     body |= {"input_ids": list(prompt.input_ids)} if prompt.input_ids else {"text": prompt.text}
     start = time.perf_counter()
@@ -143,7 +195,8 @@ def _ask(client: Any, prompt: Prompt, max_new_tokens: int, temperature: float, u
         )  # fmt: skip
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as err:
         raise K2Error(
-            f"{url}/generate: {type(err).__name__}: {err}", "is this an SGLang server (or k2tui's own)?"
+            f"{url}/generate: {type(err).__name__}: {err}",
+            "is this an SGLang or vLLM server (or k2tui's own)?",
         )
 
 
@@ -155,13 +208,18 @@ def ask_all(
     temperature: float,
     concurrency: int,
     timeout_s: float = 600.0,
+    vllm_model: str = "",
+    warmed: Callable[[Answer], None] = lambda _: None,
 ) -> tuple[list[Answer], float]:
-    """Every prompt once, `concurrency` at a time, after one warm-up request. Returns answers in order and the wall seconds."""
+    """Every prompt once, `concurrency` at a time, after one warm-up request, whose answer `warmed` is given. vllm_model: the model's
+    name when it is a vLLM server. Returns answers in order and the wall seconds."""
     with _client(url, timeout_s) as client:
-        _ask(client, prompts[0], min(8, max_new_tokens), temperature, url)
+        warmed(_ask(client, prompts[0], min(8, max_new_tokens), temperature, url, vllm_model))
         start = time.perf_counter()
         with ThreadPoolExecutor(concurrency) as pool:
-            answers = list(pool.map(lambda p: _ask(client, p, max_new_tokens, temperature, url), prompts))
+            answers = list(
+                pool.map(lambda p: _ask(client, p, max_new_tokens, temperature, url, vllm_model), prompts)
+            )
         return answers, time.perf_counter() - start
 
 
@@ -178,6 +236,52 @@ def _throughput(answers: Sequence[Answer], wall_s: float) -> tuple[float, float]
     return tokens / wall_s, tokens / max(sum(a.seconds for a in answers), 1e-9)
 
 
+@dataclass(frozen=True)
+class _Drafting:
+    """verify_ct and by_position as in OnlineReport; drafts: tokens proposed a pass; server_accept_length: the server's own."""
+
+    verify_ct: int
+    by_position: tuple[float, ...]
+    drafts: float | None
+    server_accept_length: float
+
+
+def _of_answers(facts: Mapping[str, Any], answers: Sequence[Answer]) -> _Drafting | None:
+    """What SGLang's answers say; None without a draft."""
+    verify = sum(a.verify_ct for a in answers)
+    if not verify:
+        return None
+    length = max(len(a.histogram) for a in answers)
+    summed = [sum(a.histogram[i] for a in answers if i < len(a.histogram)) for i in range(length)]
+    passes = sum(summed)
+    by_position = tuple(sum(summed[k + 1 :]) / passes for k in range(length - 1)) if passes else ()
+    drafts = facts.get("speculative_num_draft_tokens")  # the bonus token is counted there
+    return _Drafting(
+        verify,
+        by_position,
+        int(drafts) - 1 if drafts and int(drafts) > 1 else None,
+        sum(a.completion_tokens for a in answers) / verify,
+    )
+
+
+def _of_counters(url: str, old: VllmMetrics, new: VllmMetrics, tokens: int) -> _Drafting | None:
+    """What vLLM's counters grew by; None without a draft. Raises K2Error when others had answers meanwhile."""
+    made = (new.generation_tokens or 0) - (old.generation_tokens or 0)
+    if made != tokens:
+        raise K2Error(
+            f"{url} made {made:.0f} tokens, the answers hold {tokens}: its counters count for everybody",
+            "measure while nobody else asks this server",
+        )
+    verify = (new.num_drafts or 0) - (old.num_drafts or 0)
+    length = new.accept_length(old)
+    if not verify or length is None:
+        return None
+    before = (*old.accepted_per_pos, *[0.0] * len(new.accepted_per_pos))
+    by_position = tuple((n - o) / verify for n, o in zip(new.accepted_per_pos, before, strict=False))
+    proposed = (new.num_draft_tokens or 0) - (old.num_draft_tokens or 0)
+    return _Drafting(int(verify), by_position, proposed / verify or None, length)
+
+
 def measure(
     url: str,
     prompts: Sequence[Prompt],
@@ -189,36 +293,44 @@ def measure(
 ) -> OnlineReport:
     """Ask the server that runs the draft, and (baseline_url) one without it. Raises K2Error when no draft is at work."""
     facts = server_facts(url)
-    if baseline_url:
-        server_facts(baseline_url)
+    base_facts = server_facts(baseline_url) if baseline_url else {}
+    vllm = str(facts.get("vllm_model") or "")
+    start = [_vllm_metrics(url)] if vllm else []
+
+    def warmed(answer: Answer) -> None:
+        if vllm:
+            start.append(_vllm_metrics(url, (start[0].generation_tokens or 0) + answer.completion_tokens))
+
     answers, wall = ask_all(
-        url, prompts, max_new_tokens=max_new_tokens, temperature=temperature, concurrency=concurrency
-    )
-    verify = sum(a.verify_ct for a in answers)
-    if not verify:
-        raise K2Error(
-            f"{url}: no answer says spec_verify_ct: this server runs without a draft",
-            "start it with --speculative-algorithm EAGLE3 and the draft",
-        )
+        url, prompts, max_new_tokens=max_new_tokens, temperature=temperature, concurrency=concurrency, vllm_model=vllm, warmed=warmed,
+    )  # fmt: skip
     tokens = sum(a.completion_tokens for a in answers)
-    length = max(len(a.histogram) for a in answers)
-    summed = [sum(a.histogram[i] for a in answers if i < len(a.histogram)) for i in range(length)]
-    passes = sum(summed)
-    by_position = tuple(sum(summed[k + 1 :]) / passes for k in range(length - 1)) if passes else ()
-    accept_length = (tokens - len(answers)) / verify
-    drafts = facts.get("speculative_num_draft_tokens")
+    if vllm:
+        end = _vllm_metrics(url, (start[-1].generation_tokens or 0) + tokens)
+        drafting = _of_counters(url, start[-1], end, tokens)
+    else:
+        drafting = _of_answers(facts, answers)
+    if drafting is None:
+        raise K2Error(
+            f"{url}: {'no pass of it checked a draft' if vllm else 'no answer says spec_verify_ct'}: this server runs without a draft",
+            "start it with --speculative-config"
+            if vllm
+            else "start it with --speculative-algorithm EAGLE3 and the draft",
+        )
+    accept_length = (tokens - len(answers)) / drafting.verify_ct
     throughput, user = _throughput(answers, wall)
     report = OnlineReport(
-        url=url, version=str(facts.get("version") or ""), requests=len(answers), tokens=tokens, verify_ct=verify, accept_length=accept_length,
-        server_accept_length=tokens / verify, by_position=by_position,
-        accept_rate=(accept_length - 1) / (int(drafts) - 1) if drafts and int(drafts) > 1 else None,
+        url=url, version=str(facts.get("version") or ""), requests=len(answers), tokens=tokens, verify_ct=drafting.verify_ct, accept_length=accept_length,
+        server_accept_length=drafting.server_accept_length, by_position=drafting.by_position,
+        accept_rate=(accept_length - 1) / drafting.drafts if drafting.drafts else None,
         output_throughput=throughput, tok_s_user=user, loops=sum(is_loop(a.output_ids) for a in answers),
     )  # fmt: skip
     if not baseline_url:
         return report
     plain, plain_wall = ask_all(
-        baseline_url, prompts, max_new_tokens=max_new_tokens, temperature=temperature, concurrency=concurrency
-    )
+        baseline_url, prompts, max_new_tokens=max_new_tokens, temperature=temperature, concurrency=concurrency,
+        vllm_model=str(base_facts.get("vllm_model") or ""),
+    )  # fmt: skip
     base, base_user = _throughput(plain, plain_wall)
     same = (
         sum(a.output_ids == b.output_ids for a, b in zip(answers, plain, strict=True)) / len(answers)

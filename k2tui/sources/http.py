@@ -20,6 +20,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from k2tui.core.server import HttpStatus
+from k2tui.core.vllm_metrics import VllmMetrics, read_metrics
 
 _LIMIT = 4 << 20  # a body over 4 MiB is not an answer to these questions
 
@@ -114,6 +115,7 @@ class ServerProbe:
         self._until = 0.0  # monotonic: when the poll that goes on must have ended
         self._missing: set[str] = set()
         self._known: HttpStatus | None = None  # model facts: asked until they are there
+        self._counted: tuple[float, VllmMetrics] | None = None  # vLLM's counters of the poll before, and when
 
     def _ask(self, path: str) -> tuple[int | None, Any, str]:
         if path in self._missing:
@@ -130,6 +132,7 @@ class ServerProbe:
         """The server behind the URL changed (a restart): ask everything anew."""
         self._missing.clear()
         self._known = None
+        self._counted = None
 
     def poll(self, now_s: float) -> HttpStatus:
         """Model facts (until known) and load facts, in twice timeout_s at most. error says in words why nothing answered."""
@@ -173,7 +176,7 @@ class ServerProbe:
             else:
                 return replace(status, error=f"HTTP {code} from /model_info and /v1/models")
             code, body, _ = self._ask("/version")
-            return replace(status, version=_text(_dict(body).get("version")))
+            return self._counters(replace(status, version=_text(_dict(body).get("version"))))
         return self._info(status)
 
     def _info(self, status: HttpStatus) -> HttpStatus:
@@ -194,6 +197,28 @@ class ServerProbe:
                     accept_length=_number(first.get("avg_spec_accept_length")),
                 )
         return status
+
+    def _counters(self, status: HttpStatus) -> HttpStatus:
+        """vLLM's load and accept length: its counters since the poll before; since the server's start at the first poll."""
+        code, body, _ = self._ask("/metrics")
+        found = read_metrics(body) if code == 200 and isinstance(body, str) else None
+        if found is None:
+            if code == 200:
+                self._missing.add("/metrics")  # another server's
+            return status
+        before, known = self._counted, self._known
+        if before is not None and found.is_restart_of(before[1]):
+            before = known = None
+        self._counted = (status.checked_s, found)
+        status = replace(
+            status, num_running_reqs=found.num_running_reqs, num_queue_reqs=found.num_queue_reqs, token_usage=found.token_usage,
+            accept_length=found.accept_length(before[1] if before else None) or (known.accept_length if known else None),
+        )  # fmt: skip
+        if before is None or status.checked_s <= before[0] or found.generation_tokens is None or before[1].generation_tokens is None:
+            return status
+        speed = (found.generation_tokens - before[1].generation_tokens) / (status.checked_s - before[0])
+        hits = found.cache_hit_rate(before[1])
+        return replace(status, gen_throughput=speed, cache_hit_rate=hits if hits is not None else known.cache_hit_rate if known else None)
 
     def _load(self, status: HttpStatus) -> HttpStatus:
         code, body, error = self._ask("/v1/loads")

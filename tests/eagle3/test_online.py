@@ -74,6 +74,69 @@ def test_figures_come_from_meta_info(servers: list[str]) -> None:
     )
 
 
+class VllmHandler(Handler):
+    """As vLLM 0.32: completions without a word on drafting, counters for everybody. 3 drafts a pass, the first accepted."""
+
+    def do_GET(self) -> None:
+        made, passes = self.server.made, self.server.passes  # type: ignore[attr-defined]
+        if self.path == "/v1/models":
+            return self._send({"data": [{"id": "tiny", "owned_by": "vllm"}]})
+        if self.path == "/version":
+            return self._send({"version": "0.32.0"})
+        if self.path != "/metrics":
+            return self.send_error(404)
+        lines = [f'vllm:generation_tokens_total{{engine="0"}} {made}.0']
+        if self.server.drafts:  # type: ignore[attr-defined]
+            spec = 'vllm:spec_decode_num_{}_total{{engine="0"{}}} {}.0'
+            lines += [spec.format("drafts", "", passes), spec.format("draft_tokens", "", 3 * passes)]
+            lines += [spec.format("accepted_tokens", "", passes)]
+            lines += [
+                spec.format("accepted_tokens_per_pos", f',position="{k}"', passes if k == 0 else 0)
+                for k in range(3)
+            ]
+        body = "\n".join(lines).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["model"] == "tiny" and asked["temperature"] == 0.0
+        count = asked["max_tokens"]
+        self.server.made += count + self.server.others  # type: ignore[attr-defined]
+        self.server.passes += (count - 1) // 2  # type: ignore[attr-defined]
+        self._send({"choices": [{"token_ids": list(range(count))}], "usage": {"completion_tokens": count}})
+
+
+@pytest.fixture
+def vllm_servers():  # type: ignore[no-untyped-def]
+    made = []
+    for drafts in (True, False):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), VllmHandler)
+        server.drafts, server.made, server.passes, server.others = drafts, 500, 70, 0  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        made.append(server)
+    yield made
+    for s in made:
+        s.shutdown()
+
+
+def test_vllm_is_counted_by_what_its_counters_grew(vllm_servers: list[Any]) -> None:
+    urls = [f"http://127.0.0.1:{s.server_address[1]}" for s in vllm_servers]
+    prompts = [online.Prompt(input_ids=(1, 2)), online.Prompt(text="x")]
+    report = online.measure(urls[0], prompts, max_new_tokens=41, baseline_url=urls[1])
+    assert (report.version, report.tokens, report.verify_ct) == ("0.32.0", 82, 40), "the warm-up is left out"
+    assert report.accept_length == pytest.approx(2.0) and report.server_accept_length == pytest.approx(2.0)
+    assert report.by_position == pytest.approx((1.0, 0.0, 0.0)) and report.accept_rate == pytest.approx(1 / 3)
+    assert report.same_as_baseline == 1.0
+    with pytest.raises(K2Error, match="without a draft"):
+        online.measure(urls[1], prompts)
+    vllm_servers[0].others = 5
+    with pytest.raises(K2Error, match="for everybody"):
+        online.measure(urls[0], prompts)
+
+
 def test_a_server_without_a_draft_is_said(servers: list[str]) -> None:
     with pytest.raises(K2Error, match="without a draft"):
         online.measure(servers[1], [online.Prompt(text="x")])
@@ -141,7 +204,10 @@ def test_stage_argv() -> None:
         and "--shard" in plan.argv
         and plan.argv[plan.argv.index("--target") + 1] == "asset:tiny-target"
     )
-    assert plan.locks == ("gpu:0", "gpu:1") and plan.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert plan.locks == ("gpu:0", "gpu:1") and plan.env == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
     with pytest.raises(UsageError, match="states"):
         get("train").plan(CONFIG, {"out": "O"})
     with pytest.raises(UsageError, match="'learning'"):
