@@ -310,7 +310,7 @@ class Tuner:
                     job = jobs.wait(job_id, timeout_s=min(WATCH_S, max(0.0, until - time.monotonic())))
                     found = [
                         r
-                        for r in db.rows(50, tag=self.run.path.name, include_running=True)
+                        for r in db.rows(want + 8, tag=self.run.path.name, include_running=True)
                         if r.job_id == job_id
                     ]
                     whole = [r for r in reversed(found) if not r.is_partial]
@@ -333,9 +333,11 @@ class Tuner:
         trial = _with_rows(trial, rows, space.metric)
         if why:
             return replace(trial, state="slower", cause=why)
-        if len(rows) > before and (job.state is JobState.SUCCEEDED or len(rows) >= space.repeats):
+        if len(rows) > before and job.state is JobState.SUCCEEDED:
             return trial
         if job.state is not JobState.SUCCEEDED and time.monotonic() >= until:
+            if len(rows) >= space.repeats:  # only the additional passes were too many
+                return trial
             cause = f"the benchmark did not end in {space.bench_timeout_s:g} s ({job.state})"
             return replace(trial, state="stalled", cause=cause, values=())
         errors = sum(r.errors for r in whole)
