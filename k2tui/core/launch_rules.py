@@ -338,6 +338,9 @@ def _vocabulary_map(facts: LaunchFacts, shape: ModelShape) -> Iterator[Rule]:
     ids = [i + offset for i, offset in enumerate(facts.draft_d2t)]
     if size and len(ids) != size:
         yield Rule("draft vocabulary", "error", f"d2t has {len(ids):,} entries, draft_vocab_size is {size:,}", "export the draft again")
+    if facts.engine == "vllm" and len(ids) == shape.vocab_size:
+        yield Rule("draft vocabulary", "error", "d2t is there although the draft knows every token: vLLM has no place for it and does not start", "export the draft again, or take d2t and t2d out", "vllm models/llama_eagle3.py draft_id_to_target_id")
+        return
     outside = sum(1 for i in ids if not 0 <= i < shape.vocab_size)
     if outside:
         yield Rule("draft vocabulary", "error", f"{outside:,} of {len(ids):,} d2t entries point outside the target's vocabulary: are they ids instead of offsets?", "d2t holds offsets: target id = i + d2t[i]")
@@ -348,7 +351,10 @@ def _vocabulary_map(facts: LaunchFacts, shape: ModelShape) -> Iterator[Rule]:
 
 
 def _aux_layers(facts: LaunchFacts, shape: ModelShape) -> Iterator[Rule]:
-    raw = as_table(facts.draft_config.get("eagle_config")).get("eagle_aux_hidden_state_layer_ids")
+    key, is_vllm = "eagle_aux_hidden_state_layer_ids", facts.engine == "vllm"
+    raw = as_table(facts.draft_config.get("eagle_config")).get(key)
+    if is_vllm and as_list(facts.draft_config.get(key)):  # its ids stand at the top; those of eagle_config are its second choice
+        raw = facts.draft_config[key]
     n = shape.num_layers
     if not as_list(raw):
         default = (2, n // 2, n - 3)
@@ -356,11 +362,11 @@ def _aux_layers(facts: LaunchFacts, shape: ModelShape) -> Iterator[Rule]:
             yield Rule("aux layers", "error", f"the default boundaries {default} of a {n}-layer target are not three different ones", "name them in the draft's eagle_config.eagle_aux_hidden_state_layer_ids")
         return
     ids = [int(i) for i in as_list(raw)]
-    means = boundaries_of(ids, target_class=shape.architecture, version=facts.version, num_layers=n)
-    words = f"aux ids {ids} mean boundaries {list(means)} in SGLang {facts.version or '?'} for {shape.architecture or 'this model'}"
+    means = tuple(ids) if is_vllm else boundaries_of(ids, target_class=shape.architecture, version=facts.version, num_layers=n)
+    words = f"aux ids {ids} mean boundaries {list(means)} in {'vLLM' if is_vllm else 'SGLang'} {facts.version or '?'} for {shape.architecture or 'this model'}"
     if n and any(not 0 <= b <= n for b in means):
         yield Rule("aux layers", "error", f"{words}: outside the target's {n} layers", "take the ids that the draft was trained with")
-    elif "Deepseek" in shape.architecture or "Kimi" in shape.architecture:
+    elif not is_vllm and ("Deepseek" in shape.architecture or "Kimi" in shape.architecture):
         yield Rule("aux layers", "info", words, "the meaning changed between 0.5.12 and 0.5.13: `k2tui extract`'s alignment check tells which one this draft wants", "sglang models/deepseek_v2.py, change 25454")
     else:
         yield Rule("aux layers", "ok", words)

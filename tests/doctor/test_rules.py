@@ -83,6 +83,21 @@ def test_each_fault_of_a_draft_is_named(change: dict[str, Any], check: str, seve
     assert words in said(replace(WITH_DRAFT, **change), check, severity)
 
 
+def test_a_draft_for_vllm() -> None:
+    """vLLM reads the ids at the top, raw, and has no place for a vocabulary map that maps nothing."""
+    llama = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 4}
+    draft = {
+        "architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64, "vocab_size": 4, "draft_vocab_size": 4,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5], "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
+    }  # fmt: skip
+    facts = LaunchFacts(engine="vllm", version="0.32.0", config=llama, draft_config=draft, draft_d2t=[0, 0, 0, 0])
+    assert "no place for it" in said(facts, "draft vocabulary", "error")
+    assert "[2, 4, 5] mean boundaries [2, 4, 5] in vLLM 0.32.0" in said(facts, "aux layers", "ok")
+    assert "4 of 4" in said(replace(facts, engine="sglang", version="0.5.23"), "draft vocabulary", "ok")
+    assert "[1, 3, 4] mean boundaries [2, 4, 5] in SGLang" in said(replace(facts, engine="sglang", version="0.5.23"), "aux layers", "ok")
+    assert all(r.check != "draft vocabulary" for r in check_all(replace(facts, draft_d2t=None)))
+
+
 @pytest.mark.parametrize(
     ("target", "version", "ids", "want"),
     [
