@@ -77,6 +77,8 @@ def detail(job: Job, now_s: float) -> str:
         so_far = f"{p.done:g}/{p.total:g} {p.unit} ({100 * p.done / p.total:.0f}%){eta}"
         resumed = f"resumed from {p.resumed}" if p.resumed else ""
         return plain("; ".join(part for part in (so_far, resumed, p.note) if part))
+    if job.state is JobState.RUNNING and p is not None and p.note:  # how much there is to do is not known yet
+        return plain(p.note)
     return plain(job.reason)
 
 

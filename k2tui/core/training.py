@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from k2tui.parsing import parse_json
 
+STEP_NOTE = "loss "  # the job's note begins so while steps are done; else it names what goes on
 POINTS = 400  # a curve is thinned to between this many points and half of it
 
 
@@ -45,6 +46,7 @@ class TrainView:
     memory_b: int | None = None
     wait_share: float | None = None
     eta_s: float | None = None
+    doing: str = ""  # what goes on beside the steps, with its own count and time left
 
 
 def _num(value: Any) -> float | None:
@@ -108,7 +110,10 @@ class TrainFold:
             self._points = [_mean([a, b]) for a, b in pairs]
             self._stride *= 2
 
-    def view(self, job_id: str, title: str, *, is_running: bool, total: int | None) -> TrainView:
+    def view(
+        self, job_id: str, title: str, *, is_running: bool, total: int | None, note: str = ""
+    ) -> TrainView:
+        """note: the job's newest word."""
         points = [*self._points, *([_mean(self._part)] if self._part else [])]
         columns = [tuple(c) for c in zip(*points, strict=True)] if points else []
         last = self._last
@@ -132,6 +137,7 @@ class TrainFold:
             memory_b=memory if isinstance(memory, int) else None,
             wait_share=_num(last.get("wait_share")),
             eta_s=_num(last.get("eta_s")) if is_running else None,
+            doing=note if is_running and not note.startswith(STEP_NOTE) else "",
         )
 
 

@@ -20,6 +20,8 @@ def set_compile(on: bool) -> None:
     """Compile the pointwise bodies (GPU) or run them as they are."""
     global _compile
     _compile = on
+    if on:  # a body is compiled for each width and layout that it meets; past the limit it would silently run uncompiled
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
 
 
 def _rows(x: Any) -> Any:

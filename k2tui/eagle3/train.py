@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from k2tui.errors import K2Error, UsageError
+from k2tui.jobs.report import report_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,6 +169,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--held-out is a share from 0 to below 1, not {args.held_out}")
     if args.lr <= 0 or args.clip <= 0:
         raise UsageError("--lr and --clip must be above 0")
+    if os.environ.get("RANK", "0") == "0":
+        report_progress(0, None, "steps", "loading torch", force=True)
     try:
         import torch  # noqa: F401
     except ImportError:

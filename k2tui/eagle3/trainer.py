@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from k2tui.core.job_text import duration
+from k2tui.core.training import STEP_NOTE
 from k2tui.eagle3 import guard, ops, saves
 from k2tui.eagle3.batch import Pack, Sample, count_steps
 from k2tui.eagle3.card import model_card
@@ -41,6 +43,7 @@ from k2tui.eagle3.draft import DraftConfig, Eagle3Draft
 from k2tui.eagle3.evaluate import ChainReport, EvalReport, evaluate, replay_chains
 from k2tui.eagle3.export import export_draft
 from k2tui.eagle3.loss import TargetHead
+from k2tui.eagle3.progress import Pace, Progress
 from k2tui.eagle3.ranks import Ranks
 from k2tui.eagle3.step import OptimOptions, Stepper, StepReport, TttModule
 from k2tui.eagle3.target import Target, draft_config_for, load_target, target_folder
@@ -50,6 +53,7 @@ from k2tui.errors import K2Error
 from k2tui.jobs.report import report_progress, report_result
 from k2tui.parsing import parse_json
 
+FIRST_TOKENS = 65536  # held-out tokens that judge a draft before its first step, where it starts from nothing
 NO_SIGNAL_STEPS = 10
 NOT_FINITE_STEPS = 3
 _PEAK_TFLOPS = {
@@ -213,16 +217,21 @@ class Trainer:
         )
         ops.set_compile(o.compile and self.ranks.device.type == "cuda")
         self.out = Path(o.out)
-        self.target_folder = target_folder(o.target)
-        self.target = load_target(self.target_folder)
+        self.progress = Progress(lambda text: self.say(text))
+        self.progress.shown = self.ranks.is_first
+        with self.progress.phase("loading the target's embedding and head", quiet=True):
+            self.target_folder = target_folder(o.target)
+            self.target = load_target(self.target_folder)
         if self.ranks.device.type == "cpu":
             ops.fit_threads(self.target.hidden_size)
-        self.states, self.held = self._open()
+        with self.progress.phase(f"opening states {o.states}"):
+            self.states, self.held = self._open()
         self.origin = guard.origin_of(self.whole)
         self._guard_target()
         draft, self.notes = self._draft()
         self.resumed = ""  # the step that an earlier run had saved
         self.head = self._head(draft)
+        self.progress.note("moving the draft to its device")
         draft = draft.to(self.ranks.device)
         draft.set_embedding(self.target.embedding.to(self.ranks.device, self.dtype))
         self.module = TttModule(draft, self.head, o.ttt)
@@ -235,6 +244,9 @@ class Trainer:
         if o.max_steps:
             self.total = min(self.total, o.max_steps)
         self.place = _Place()
+        self.progress.total = self.total
+        self.progress.pace = Pace(o.eval_every or self.steps_an_epoch, o.save_every or self.steps_an_epoch)
+        self.judged: tuple[int, EvalReport] | None = None  # the newest evaluation and its step
         self.stopping = ""
         self._plans: dict[int, list[StepPlan]] = {}
         self._masks: dict[int, Any] = {}
@@ -310,7 +322,8 @@ class Trainer:
             fill_draft(draft, read_tensors(Path(o.init)), o.init)
             return draft, [f"started from {o.init}, its vocabulary map kept"]
         size = o.draft_vocab_size or min(32000, t.vocab_size)
-        counts = count_tokens(self.states, t.vocab_size)
+        with self.progress.phase("counting tokens", len(self.states.lengths), quiet=True) as part:
+            counts = count_tokens(self.states, t.vocab_size, part)
         ids, covered = choose_vocab(counts, size, special_ids(self.target_folder, t.vocab_size))
         given: dict[str, Any] = {}
         if o.draft_config:
@@ -427,26 +440,31 @@ class Trainer:
     def _before(self) -> None:
         """What the untrained draft is worth: every later figure is read against it."""
         report = self._evaluate(0)
-        weights = saves.gather(self.stepper)[0]  # every rank takes part
+        # every rank takes part
+        weights = saves.gather(self.stepper)[0] if self.options.keep_first or self.ranks.sharded else {}
         if not self.ranks.is_first:
             return
         if report is not None:
             self.place.first = report.accept_length
             self.say(f"before training: expected accept length {report.accept_length:.3f}")
-        chain = self._chain(self._whole_draft(weights))
+        chain = self._chain(weights)
         self.place.first_chain = chain.accept_length if chain is not None else 0.0
         if self.options.keep_first:
             self._export("draft-first", weights, report, chain)
 
-    def _chain(self, draft: Eagle3Draft) -> ChainReport | None:
-        """Chain drafting along the first held-out samples; None when there are none."""
+    def _chain(self, weights: Mapping[str, Tensor]) -> ChainReport | None:
+        """Chain drafting along the first held-out samples; None when there are none. It runs where the draft is, but for a
+        sharded draft, which no device holds whole: there the CPU drafts with `weights`."""
         o = self.options
-        if not o.chains or not len(self.held.lengths):
+        count = min(o.chains, len(self.held.lengths))
+        if not count:
             return None
-        draft.set_embedding(self.target.embedding.float())
-        return replay_chains(
-            draft, self.held, range(min(o.chains, len(self.held.lengths))), num_steps=o.num_steps
-        )
+        draft = self.module.draft
+        if self.ranks.sharded:
+            draft = self._whole_draft(weights)
+            draft.set_embedding(self.target.embedding.float())
+        with self.progress.phase("chain drafting on held-out text", count, cost="chain") as part:
+            return replay_chains(draft, self.held, range(count), num_steps=o.num_steps, told=part)
 
     def _told(self, number: int, _: Any) -> None:
         self.stopping = signal.Signals(number).name
@@ -474,17 +492,23 @@ class Trainer:
             )
         saves.restore(save, self.stepper)
         self.place = _Place(**facts["place"])
-        self.resumed = f"step {self.place.step}"
+        self.resumed = self.progress.resumed = f"step {self.place.step}"
+        self.progress.step = self.place.step
         self.notes = [f"resumed after step {self.place.step} of {self.total}"]
         return True
 
     def _loop(self) -> None:
         o = self.options
         loader = self._loader(self.place.step)
-        started, first = time.monotonic(), self.place.step
+        if self.place.step < self.total:
+            compiles = self.options.compile and self.ranks.device.type == "cuda"
+            what = "first step (torch.compile and kernels: it takes longest)" if compiles else "first step"
+            self.progress.note(what)
+            self.say(what)
         mark, mark_tokens, mark_loss, mark_flops, waited = time.monotonic(), 0, 0, 0.0, 0.0
         try:
             while self.place.step < self.total:
+                began = time.monotonic()
                 plan = self._plan(self.place.step)
                 packs: list[Pack] = []
                 before = time.monotonic()
@@ -505,13 +529,15 @@ class Trainer:
                     mark_loss + report.loss_tokens,
                     mark_flops + report.flops,
                 )
-                step = self.place.step
+                step = self.progress.step = self.place.step
                 ended = step == self.total
+                if self.progress.pace is not None:
+                    self.progress.pace.step(time.monotonic() - began)
                 if step % o.log_every == 0 or ended:
                     now = time.monotonic()
-                    eta = (now - started) / (step - first) * (self.total - step)
-                    self._log(report, now - mark, mark_tokens, mark_loss, mark_flops, waited, eta)
+                    self._log(report, now - mark, mark_tokens, mark_loss, mark_flops, waited)
                     mark, mark_tokens, mark_loss, mark_flops, waited = now, 0, 0, 0.0, 0.0
+                away = time.monotonic()
                 self._alarms(report)
                 stop = self.ranks.tell(1.0 if self.stopping else 0.0) > 0
                 if (
@@ -519,17 +545,16 @@ class Trainer:
                     or ended
                     or (not o.eval_every and step % self.steps_an_epoch == 0)
                 ):
-                    away = time.monotonic()
                     self._evaluate(step)
-                    started += time.monotonic() - away
-                    mark = time.monotonic()
                 if (
                     stop
                     or ended
                     or (o.save_every and step % o.save_every == 0)
                     or (not o.save_every and step % self.steps_an_epoch == 0)
                 ):
-                    self._save()
+                    with self.progress.phase("saving", cost="save", quiet=True):
+                        self._save()
+                mark += time.monotonic() - away  # what stands beside the steps is not their speed
                 if stop or (o.patience and self.place.evals_without_gain >= o.patience):
                     self.stopping = self.stopping or "no gain"
                     break
@@ -544,11 +569,11 @@ class Trainer:
         loss_tokens: int,
         flops: float,
         waited: float,
-        eta: float,
     ) -> None:
         if not self.ranks.is_first or self.metrics is None:
             return
         device = self.ranks.device
+        eta = 0.0 if self.place.step == self.total else self.progress.eta_s
         peak = (
             next((v for k, v in _PEAK_TFLOPS.items() if k in torch.cuda.get_device_name(device)), None)
             if device.type == "cuda"
@@ -563,7 +588,7 @@ class Trainer:
             "wait_share": waited / seconds, "eta_s": eta, "at_s": time.time(),
         }  # fmt: skip
         self.metrics.write(row)
-        note = f"loss {report.loss:.4f}, acc {report.accuracy[0]:.3f}, {tokens / seconds:.0f} tok/s"
+        note = f"{STEP_NOTE}{report.loss:.4f}, acc {report.accuracy[0]:.3f}, {tokens / seconds:.0f} tok/s"
         report_progress(
             self.place.step,
             self.total,
@@ -574,9 +599,8 @@ class Trainer:
             force=self.place.step == self.total,
         )
         if self.place.step % max(1, self.total // 50) == 0 or self.place.step in (1, self.total):
-            self.say(
-                f"step {self.place.step}/{self.total}: {note}, lr {report.learning_rate:.2e}, {eta:.0f} s left"
-            )
+            left = f", {duration(eta)} left" if eta is not None else ""
+            self.say(f"step {self.place.step}/{self.total}: {note}, lr {report.learning_rate:.2e}{left}")
 
     def _alarms(self, report: StepReport) -> None:
         p = self.place
@@ -604,14 +628,22 @@ class Trainer:
             if step:
                 self.place.best_step = step
             return None
-        report = evaluate(
-            self.module,
-            self.held,
-            self.ranks,
-            max_tokens=o.max_tokens,
-            dtype=self.dtype,
-            num_steps=o.num_steps,
-        )
+        held = self.held if step or o.init else _first(self.held, FIRST_TOKENS)
+        name = "judging on held-out text" if step else "judging the untrained draft"
+        count = len(held.lengths)
+        with self.progress.phase(
+            name, count, cost="eval", whole=len(self.held.lengths), cold=not step, quiet=step > 0
+        ) as part:
+            report = evaluate(
+                self.module,
+                held,
+                self.ranks,
+                max_tokens=o.max_tokens,
+                dtype=self.dtype,
+                num_steps=o.num_steps,
+                told=part,
+            )
+        self.judged = (step, report)
         better = report.accept_length > self.place.best + 1e-9
         if step:
             self.place.evals_without_gain = 0 if better else self.place.evals_without_gain + 1
@@ -677,7 +709,8 @@ class Trainer:
         }
         card = model_card(self.options, self.module.draft.config, facts, report, chain)
         try:
-            export_draft(self._whole_draft(weights), self.out / name, card, extra=facts)
+            with self.progress.phase(f"writing {name}", quiet=True):
+                export_draft(self._whole_draft(weights), self.out / name, card, extra=facts)
         except K2Error as err:
             self.say(f"warning: {err.message}; {err.hint}")
 
@@ -687,17 +720,21 @@ class Trainer:
         result: dict[str, Any] = {}
         last = None
         if len(self.held.lengths):
-            last = evaluate(
-                self.module,
-                self.held,
-                self.ranks,
-                max_tokens=o.max_tokens,
-                dtype=self.dtype,
-                num_steps=o.num_steps,
-            )
+            if self.judged is not None and self.judged[0] == self.place.step:
+                last = self.judged[1]  # these very weights
+            else:
+                with self.progress.phase("judging on held-out text", len(self.held.lengths)) as part:
+                    last = evaluate(
+                        self.module,
+                        self.held,
+                        self.ranks,
+                        max_tokens=o.max_tokens,
+                        dtype=self.dtype,
+                        num_steps=o.num_steps,
+                        told=part,
+                    )
         if self.ranks.is_first:
-            draft = self._whole_draft(weights)
-            chain = self._chain(draft)
+            chain = self._chain(weights)
             if chain is not None:
                 self.say(
                     f"chain drafting on held-out text: accept length {chain.accept_length:.3f} ({chain.verify_ct} drafts)"
@@ -712,8 +749,20 @@ class Trainer:
                 "loss_tokens": self.place.loss_tokens, "seconds": seconds, "stopped": self.stopping,
             }  # fmt: skip
             report_result(result)
+            self.progress.note("done" if self.place.step == self.total else f"stopped: {self.stopping}")
         self.ranks.wait()
         return result
+
+
+def _first(states: States, tokens: int) -> States:
+    """The first samples of these, up to this many tokens (one at least)."""
+    room, count = tokens, 0
+    for length in states.lengths:
+        room -= length
+        if count and room < 0:
+            break
+        count += 1
+    return states if count == len(states.lengths) else Subset(states, tuple(range(count)))
 
 
 class _WithBlank:

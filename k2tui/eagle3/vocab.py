@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,12 @@ from k2tui.errors import K2Error
 from k2tui.parsing import parse_json
 
 
-def count_tokens(states: States, vocab_size: int) -> np.ndarray:
-    """How often each target id stands at a loss-bearing position. int64 [vocab]. Raises K2Error on an id outside it."""
+def count_tokens(
+    states: States, vocab_size: int, told: Callable[[int], None] = lambda done: None
+) -> np.ndarray:
+    """How often each target id stands at a loss-bearing position. int64 [vocab]. Raises K2Error on an id outside it.
+
+    told: called with the number of samples done."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for i in range(len(states.lengths)):
         ids, mask = states.ids(i), states.mask(i)
@@ -26,6 +30,7 @@ def count_tokens(states: States, vocab_size: int) -> np.ndarray:
                 "were these states made with another model?",
             )
         counts += np.bincount(ids[mask], minlength=vocab_size)
+        told(i + 1)
     return counts
 
 

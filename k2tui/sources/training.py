@@ -33,7 +33,10 @@ class TrainingReader:
         self._read(path)
         progress = job.progress
         total = int(progress.total) if progress is not None and progress.total else None
-        return self._fold.view(job.spec.id, job.spec.title, is_running=not job.state.is_final, total=total)
+        note = progress.note if progress is not None else ""
+        return self._fold.view(
+            job.spec.id, job.spec.title, is_running=not job.state.is_final, total=total, note=note
+        )
 
     def _restart(self) -> None:
         self._fold, self._offset, self._rest = TrainFold(), 0, b""

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from k2tui.eagle3 import saves
+from k2tui.eagle3 import saves, trainer
 from k2tui.eagle3.step import OptimOptions
 from k2tui.eagle3.trainer import Trainer, TrainOptions
 from k2tui.eagle3.ttt import TttOptions
@@ -80,7 +80,52 @@ def test_training_learns_and_beats_the_untrained_draft(place: Path, tmp_path: Pa
         tmp_path / "draft-last" / "README.md"
     ).exists()
     steps = [r for r in rows if r["kind"] == "step"]
-    assert all(r["tok_s"] > 0 and r["eta_s"] >= 0 for r in steps) and steps[-1]["eta_s"] == 0
+    assert all(r["tok_s"] > 0 for r in steps) and steps[-1]["eta_s"] == 0
+    assert steps[0]["eta_s"] is None and all(r["eta_s"] > 0 for r in steps[1:-1])
+
+
+def test_everything_beside_the_steps_is_told(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the log and in the job's progress: what goes on before the first step, between steps and after the last."""
+    notes: list[tuple[str, int, int | None]] = []
+
+    def told(done: int, total: int | None, unit: str, note: str, *_: object, **__: object) -> None:
+        notes.append((note, done, total))
+
+    monkeypatch.setattr("k2tui.eagle3.progress.report_progress", told)
+    monkeypatch.setattr("k2tui.eagle3.trainer.report_progress", told)
+    judged: list[int] = []
+    real = trainer.evaluate
+    monkeypatch.setattr(
+        "k2tui.eagle3.trainer.evaluate", lambda *a, **k: (judged.append(len(a[1].lengths)), real(*a, **k))[1]
+    )
+    lines: list[str] = []
+    Trainer(options(place, tmp_path, max_steps=4, eval_every=2, keep_first=True), say=lines.append).run()
+    names = [n.split(":")[0] for n, _, _ in notes]
+    order = [n for i, n in enumerate(names) if i == 0 or n != names[i - 1]]
+    assert order[:8] == [
+        "loading the target's embedding and head", f"opening states {place / 'states'}", "counting tokens", "moving the draft to its device",
+        "judging the untrained draft", "chain drafting on held-out text", "writing draft-first", "first step",
+    ]  # fmt: skip
+    assert order[-3:] == ["chain drafting on held-out text", "writing draft-last", "done"]
+    assert {"judging on held-out text", "saving"} <= set(order[8:-3])
+    assert ("judging the untrained draft: 6/6 samples", 0, 4) in notes
+    assert ("judging on held-out text: 6/6 samples", 2, 4) in notes
+    assert [d for _, d, _ in notes] == sorted(d for _, d, _ in notes), "the bar never runs back"
+    assert (
+        any(x.startswith("judging the untrained draft: 6 samples") for x in lines) and "first step" in lines
+    )
+    assert judged == [6, 6, 6], "before, at step 2 and at the end: the last weights are judged once"
+
+
+def test_an_untrained_draft_is_judged_on_a_bounded_number_of_tokens(place: Path, tmp_path: Path) -> None:
+    one = Trainer(options(place, tmp_path, held_out=0.5), say=lambda text: None)
+    lengths = one.held.lengths
+    some = trainer._first(one.held, sum(lengths[:3]))
+    assert some.lengths == lengths[:3] and some.mask(2).tolist() == one.held.mask(2).tolist()
+    assert trainer._first(one.held, 1).lengths == lengths[:1]
+    assert trainer._first(one.held, 10**6) is one.held
 
 
 def test_a_resumed_run_prints_the_same_numbers(

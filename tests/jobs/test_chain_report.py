@@ -12,7 +12,7 @@ from k2tui.core import chain_report
 from k2tui.core.chain import Chain, Record, Step, needed_by, parse_chain, record_of
 from k2tui.core.chain_view import StepState, chain_view
 from k2tui.core.job import Job, JobSpec, JobState, Progress
-from k2tui.core.training import POINTS, TrainFold
+from k2tui.core.training import POINTS, STEP_NOTE, TrainFold
 from k2tui.errors import UsageError
 
 
@@ -191,6 +191,17 @@ def test_a_training_is_folded_into_curves_of_bounded_length() -> None:
     assert len(view.accuracy) == 2 and view.accuracy[1][0] == 0.25
     assert [e.accept_length for e in view.evals] == [1.0, 1.8] and view.eta_s == 4.0
     assert fold.view("j", "t", is_running=False, total=None).eta_s is None
+
+
+def test_a_training_says_what_goes_on_beside_its_steps() -> None:
+    fold = TrainFold()
+
+    def doing(note: str, *, is_running: bool = True) -> str:
+        return fold.view("j", "t", is_running=is_running, total=740, note=note).doing
+
+    assert doing("judging the untrained draft: 120/263 samples, 2.0 s left").startswith("judging")
+    assert doing(f"{STEP_NOTE}9.48, acc 0.820, 85241 tok/s") == "", "the panel shows these figures already"
+    assert doing("saving", is_running=False) == ""
 
 
 def test_a_resumed_training_starts_its_curves_anew() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k2tui.core.job import Job, JobSpec, JobState
+from k2tui.core.job import Job, JobSpec, JobState, Progress
 from k2tui.core.job_mask import is_secret_name, mask_argv, mask_env, mask_text
 from k2tui.core.job_queue import AGING_S, Waiter, may_go
 from k2tui.core.job_text import detail, duration, plain, plain_line, size, table
@@ -154,6 +156,16 @@ def test_the_table_says_what_a_waiting_job_waits_for_and_since_when() -> None:
     job = Job(spec=spec, state=JobState.WAITING, waiting_for="gpu:0 (held by j0)", waiting_since_s=100.0)
     assert detail(job, 160.0) == "waits for gpu:0 (held by j0), for 1:00"
     assert "\x1b" not in table([job], 160.0)
+
+
+def test_a_job_that_does_not_know_its_size_yet_says_what_it_does() -> None:
+    spec = JobSpec(id="j1", stage="train", title="train", argv=("x",))
+    job = Job(spec=spec, state=JobState.RUNNING, progress=Progress(0, None, "steps", "opening states s"))
+    assert detail(job, 1.0) == "opening states s"
+    told = Progress(0, 740, "steps", "judging the untrained draft: 20/263 samples, 3.0 s left")
+    assert detail(replace(job, progress=told), 1.0).startswith(
+        "0/740 steps (0%); judging the untrained draft: 20/263"
+    )
 
 
 waiters = st.builds(

@@ -7,10 +7,12 @@ import pytest
 from k2tui.core import chain_report
 from k2tui.core.chain import Record, parse_chain
 from k2tui.core.chain_view import ChainView, StepState, StepView, chain_view
+from k2tui.core.job import Job, JobSpec, JobState, Progress
 from k2tui.core.snapshot import Snapshot
 from k2tui.core.training import Evaluation, TrainView
 from k2tui.tui import panels
 from k2tui.tui.lines import ASCII, UNICODE, line_width
+from k2tui.tui.panels.jobs import left_s
 from k2tui.tui.view import View
 
 CHAIN = parse_chain(
@@ -71,6 +73,22 @@ def test_what_they_say() -> None:
     )
     report = text_of("report", 116, 30, view())
     assert "each verification yields 1.50 tokens" in report and "80.0" in report
+
+
+def test_a_training_before_its_first_step_says_what_it_does() -> None:
+    doing = "judging the untrained draft: 120/263 samples, 2.0 s left"
+    seen = View(Snapshot(taken_s=0.0, training=TrainView("j3", "train", True, total=740, doing=doing)), 0.0)
+    for height in (1, 4, 12):
+        text = text_of("train", 116, height, seen)
+        assert "step 0/740" in text and doing in text
+
+
+def test_the_pace_of_a_first_step_foretells_no_training() -> None:
+    """The job's list falls back on a job's pace; a training's first step, which compiles, has none to give."""
+    for stage, left in (("train", None), ("extract", 2 * 99.0)):
+        spec = JobSpec(id="j", stage=stage, title="t", argv=("x",))
+        told = Progress(1, 100, "steps", at_s=12.0)
+        assert left_s(Job(spec=spec, state=JobState.RUNNING, started_s=10.0, progress=told)) == left
 
 
 def test_a_step_that_failed_says_why_and_one_that_runs_has_a_bar() -> None:

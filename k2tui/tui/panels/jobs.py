@@ -65,7 +65,7 @@ def left_s(job: Job) -> float | None:
         return None
     if progress.eta_s is not None:
         return progress.eta_s
-    if job.spec.stage == "pipeline":  # its steps differ: the pace of those that are done says nothing about the rest
+    if job.spec.stage in ("pipeline", "train"):  # steps that differ, a first step that compiles: their pace says nothing
         return None
     if progress.total and progress.done > 0 and job.started_s is not None and progress.at_s > job.started_s:
         return (progress.at_s - job.started_s) / progress.done * max(0.0, progress.total - progress.done)

@@ -33,6 +33,8 @@ def _head(t: TrainView, view: View, width: int) -> list[Line]:
     if t.eta_s is not None:
         words += [Seg("  left ", "dim"), Seg(fmt.age(t.eta_s, ""), "bold")]
     words.append(Seg("" if t.is_running else "  ended", "dim"))
+    if t.doing:
+        words.append(Seg(f"  {t.doing}", "accent"))
     facts: list[Seg] = []
     for label, text in (
         ("tok/s", fmt.count(t.tok_s[-1]) if t.tok_s else ""),
