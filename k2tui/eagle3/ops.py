@@ -21,7 +21,9 @@ def set_compile(on: bool) -> None:
     global _compile
     _compile = on
     if on:  # a body is compiled for each width and layout that it meets; past the limit it would silently run uncompiled
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        settings = torch._dynamo.config
+        if hasattr(settings, "recompile_limit"):  # older releases call it otherwise
+            settings.recompile_limit = max(64, settings.recompile_limit)
 
 
 def _rows(x: Any) -> Any:

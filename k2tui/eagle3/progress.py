@@ -16,6 +16,7 @@ from k2tui.core.job_text import duration
 from k2tui.jobs.report import report_progress
 
 RECENT = 64  # steps that the pace is taken from
+ENOUGH, ENOUGH_S = 3, 20.0  # so many steps, or seconds of steps, make a pace
 SAY_S = 10.0  # a long phase says this often how far it is
 TOLD_S = 2.0  # a phase longer than this says what it took
 
@@ -41,11 +42,11 @@ class Pace:
         self._costs[what] = seconds
 
     def eta_s(self, step: int, total: int) -> float | None:
-        """Seconds from after `step` to the end; None until two steps are done (0 at the end). The median, so that one step
+        """Seconds from after `step` to the end; None until there is a pace (0 at the end). The median, so that one step
         that waited for something moves nothing."""
         if step >= total:
             return 0.0
-        if not self._steps:
+        if len(self._steps) < ENOUGH and sum(self._steps) < ENOUGH_S:
             return None
         left = median_low(self._steps) * (total - step)
         for what, cost in self._costs.items():
