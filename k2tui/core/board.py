@@ -17,6 +17,7 @@ class TaskStatus(StrEnum):
 
 
 PRIORITIES = ("high", "medium", "low")
+_NONE: Mapping[tuple[str, str], str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,45 +78,76 @@ def job_words(job: Job, ready: frozenset[str] | set[str] = frozenset()) -> str:
     return words
 
 
-def job_of(task: Task, jobs: Sequence[Job]) -> Job | None:
-    """The job that a task follows: the named one, else the newest of its stage. jobs: newest first."""
+def job_of(task: Task, jobs: Sequence[Job], done: Mapping[tuple[str, str], str] = _NONE) -> Job | None:
+    """The job that a task follows: the named one, else the newest of its stage. jobs: newest first; done: see `link`."""
     if task.job_id:
         return next((j for j in jobs if j.spec.id == task.job_id), None)
     stage = task.stage or task.id  # by convention a task whose id is a stage's name belongs to it
     if task.chain:
         own = (task.chain, stage)
-        return next((j for j in jobs if (j.spec.params.get("chain"), j.spec.params.get("step")) == own), None)
+        newest = next(
+            (j for j in jobs if (j.spec.params.get("chain"), j.spec.params.get("step")) == own), None
+        )
+        kept = done.get(own, "")
+        if kept and (newest is None or kept > newest.spec.id):  # a server that was there already has no step
+            return next((j for j in jobs if j.spec.id == kept), None)
+        return newest
     # a pipeline may run a stage more than once: its job belongs to the step ("bench-draft") that it was started for
     return next((j for j in jobs if str(j.spec.params.get("step") or j.spec.stage) == stage), None)
 
 
-def link(board: Board, jobs: Sequence[Job], ready: Iterable[str] = ()) -> Board:
+def _word(
+    task: Task, jobs: Sequence[Job], ready: frozenset[str], done: Mapping[tuple[str, str], str]
+) -> tuple[TaskStatus | None, str, str]:
+    """What its job, or its pipeline's record, makes of a task: (status, "JOB:STATUS", words); None = nothing."""
+    job = job_of(task, jobs, done)
+    kept = done.get((task.chain, task.stage or task.id), "") if task.chain and not task.job_id else ""
+    if kept and (job is None or job.spec.id == kept):  # the step is done, whatever became of its job since
+        words = f"done as {kept}"
+        if job is not None and not job.state.is_final:
+            words = job_words(job, ready | {kept})
+        elif job is not None and job.state is not JobState.SUCCEEDED and job.reason:
+            words += f", {job.reason}"
+        return TaskStatus.COMPLETED, f"{kept}:{TaskStatus.COMPLETED}", words
+    if job is None:
+        return None, "", ""
+    status = status_of_job(job, ready)
+    return status, f"{job.spec.id}:{status}" if status else "", job_words(job, ready)
+
+
+def link(
+    board: Board,
+    jobs: Sequence[Job],
+    ready: Iterable[str] = (),
+    done: Mapping[tuple[str, str], str] = _NONE,
+) -> Board:
     """The board with what the jobs made of it. jobs: newest first; ready: ids of server jobs that answer.
 
+    done: (pipeline, step) -> the job of the step's last success, from the pipeline's own records: a server step is done once it answered,
+    also when its server was there before, or was stopped since because no step needs it any more.
     A cancelled task stays cancelled. A failed job never undoes a `completed` that stands in the plan. Once a job's word was
     written into the plan (`reported`), an edit by hand wins over that same word.
     """
     served = frozenset(ready)
     tasks: list[Task] = []
     for task in board.tasks:
-        job = job_of(task, jobs)
-        if job is not None:
-            status = status_of_job(job, served)
-            told = f"{job.spec.id}:{status}" if status else ""
+        status, told, said = _word(task, jobs, served, done)
+        if said:
+            job = job_of(task, jobs, done)
             wins = task.status is not TaskStatus.CANCELLED and status is not None and told != task.reported
             task = replace(
                 task,
                 status=status if wins and status is not None else task.status,
-                said=job_words(job, served),
-                started_s=job.started_s,
-                ended_s=job.ended_s,
-                took_s=job.took_s,
+                said=said,
+                started_s=job.started_s if job is not None else task.started_s,
+                ended_s=job.ended_s if job is not None else task.ended_s,
+                took_s=job.took_s if job is not None else task.took_s,
             )
         tasks.append(task)
-    done = {t.id for t in tasks if t.status is TaskStatus.COMPLETED}
+    finished = {t.id for t in tasks if t.status is TaskStatus.COMPLETED}
     known = {t.id for t in tasks}
     tasks = [
-        replace(t, waiting_for=tuple(d for d in t.depends if d in known and d not in done))
+        replace(t, waiting_for=tuple(d for d in t.depends if d in known and d not in finished))
         if t.depends and t.status in (TaskStatus.PENDING, TaskStatus.IN_PROGRESS)
         else t
         for t in tasks
@@ -124,7 +156,11 @@ def link(board: Board, jobs: Sequence[Job], ready: Iterable[str] = ()) -> Board:
 
 
 def news(
-    board: Board, linked: Board, jobs: Sequence[Job], ready: Iterable[str] = ()
+    board: Board,
+    linked: Board,
+    jobs: Sequence[Job],
+    ready: Iterable[str] = (),
+    done: Mapping[tuple[str, str], str] = _NONE,
 ) -> dict[str, Mapping[str, str]]:
     """What has to be written into the plan so that it says what the jobs made of it: {task id: {status, reported}}."""
     served = frozenset(ready)
@@ -132,12 +168,9 @@ def news(
     for before, after in zip(board.tasks, linked.tasks, strict=True):
         if before.status is after.status:
             continue
-        job = job_of(before, jobs)
-        if job is not None:
-            changes[before.id] = {
-                "status": str(after.status),
-                "reported": f"{job.spec.id}:{status_of_job(job, served)}",
-            }
+        told = _word(before, jobs, served, done)[1]
+        if told:
+            changes[before.id] = {"status": str(after.status), "reported": told}
     return changes
 
 

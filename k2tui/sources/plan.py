@@ -25,6 +25,7 @@ from k2tui.core.job import Job
 from k2tui.errors import K2Error, UsageError
 from k2tui.files import write_json
 from k2tui.parsing import parse_json
+from k2tui.sources.chain import Done
 
 __all__ = ["PlanFile", "default_plan", "find_plans", "load_plan"]
 
@@ -114,6 +115,7 @@ class PlanFile:
         """default_text: asked for what to write when there is no such file yet (None = a missing file is an error on the board).
         times: where to keep when tasks were seen to begin and end (None = nowhere); a plan itself holds no times."""
         self._times = times
+        self._done = Done()
         self._seen: dict[str, Seen] | None = None
         self.path = Path(path).expanduser()
         self._key: tuple[int, int, int] | None = None
@@ -196,13 +198,17 @@ class PlanFile:
 
     def linked(self, jobs: Sequence[Job], ready: Iterable[str] = ()) -> Board:
         """The board with what the jobs made of it. jobs: newest first."""
-        return link(with_times(self._board, self._seen or {}), jobs, ready)
+        return link(with_times(self._board, self._seen or {}), jobs, ready, self._steps_done())
+
+    def _steps_done(self) -> dict[tuple[str, str], str]:
+        return self._done.look((t.chain, t.stage or t.id) for t in self._board.tasks if t.chain)
 
     def sync(self, jobs: Sequence[Job], ready: Iterable[str] = ()) -> list[str]:
         """Write into the plan what jobs really did (started, completed); returns the ids of the tasks that changed."""
         self.poll()
         served = frozenset(ready)
-        changes = news(self._board, link(self._board, jobs, served), jobs, served)
+        done = self._steps_done()
+        changes = news(self._board, link(self._board, jobs, served, done), jobs, served, done)
         for task_id, change in changes.items():
             # read again under the lock: a task changed by hand in the meantime is looked at anew with the next call
             now = {t.id: t for t in self._board.tasks}

@@ -3,9 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from k2tui import paths
 from k2tui.core.board import Board, Seen, Task, TaskStatus, link, look, news, with_times
 from k2tui.core.board_plan import parse
 from k2tui.core.job import Job, JobSpec, JobState, Progress
@@ -181,3 +183,46 @@ def test_the_plan_file_is_told_what_jobs_did(tmp_path: Path) -> None:
     plan.set_task("bench", status="pending")
     assert plan.sync([job("j", "bench", JobState.SUCCEEDED)]) == []
     assert load_plan(path).tasks[1].status is PENDING
+
+
+def test_a_step_is_done_when_the_pipelines_own_record_says_so() -> None:
+    """A server that ran before the pipeline came (the demo's), and one that was stopped because no step needs it any more."""
+    plan = parse(default_plan([("serve", "s"), ("bench", "b")], {"bench": ("serve",)}, chain="demo"), "json")
+    board = Board(tasks=plan.tasks)
+    key = ("demo", "serve")
+    theirs = job("j1", "serve", JobState.RUNNING, kind="server")  # started by hand: no step of a pipeline
+    assert link(board, (theirs,)).tasks[0].status is PENDING
+    used = link(board, (theirs,), (), {key: "j1"})
+    assert used.tasks[0].status is DONE and used.tasks[0].said == "serving as j1"
+    assert used.tasks[1].waiting_for == (), "the benchmark's server is there"
+    assert news(board, used, (theirs,), (), {key: "j1"})["serve"] == {
+        "status": "completed",
+        "reported": "j1:completed",
+    }
+
+    def own(job_id: str, state: JobState, reason: str = "") -> Job:
+        made = job(job_id, "serve", state, kind="server", reason=reason)
+        return replace(made, spec=replace(made.spec, params={"chain": "demo", "step": "serve"}))
+
+    gone = own("j2", JobState.STOPPED, "stopped by pipeline demo")
+    stopped = link(board, (gone, theirs), (), {key: "j2"}).tasks[0]
+    assert stopped.status is DONE and stopped.said == "done as j2, stopped by pipeline demo"
+    deleted = link(board, (), (), {key: "j2"}).tasks[0]
+    assert deleted.status is DONE and deleted.said == "done as j2"
+    again = link(board, (own("j3", JobState.RUNNING), gone), (), {key: "j2"}).tasks[0]
+    assert again.status is DOING, "a newer start of the step counts more than what is known of the last one"
+    failed = link(board, (own("j3", JobState.FAILED), gone), (), {key: "j2"}).tasks[0]
+    assert failed.status is PENDING and failed.said.startswith("failed as j3")
+
+
+def test_the_plan_file_reads_the_pipelines_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K2TUI_HOME", str(tmp_path))
+    plan = tmp_path / "plan.json"
+    plan.write_text(default_plan([("serve", "s")], {}, chain="demo"))
+    file = PlanFile(plan)
+    assert file.sync(()) == []
+    record = paths.state_dir() / "chains" / "demo" / "serve.json"
+    record.parent.mkdir(parents=True)
+    record.write_text('{"fingerprint": "f", "job_id": "j1"}')
+    assert file.sync(()) == ["serve"] and file.board.tasks[0].status is DONE
+    assert file.linked(()).tasks[0].said == "done as j1"
