@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -19,8 +19,8 @@ from k2tui.checkpoint import Checkpoint
 from k2tui.config import Config, Profile
 from k2tui.core.launch_rules import GpuFact, LaunchFacts, check_all
 from k2tui.core.topology import Topology
-from k2tui.doctor_gpu import check_gpus, check_links, settle_gpus
-from k2tui.engine_flags import InstalledEngine, installed, unknown_flags
+from k2tui.doctor_gpu import check_gpus, check_links, gpus_per_node, needs_gpus, settle_gpus
+from k2tui.engine_flags import InstalledEngine, installed, nearest, unknown_flags
 from k2tui.errors import K2Error
 from k2tui.sources.nvml_topology import read_topology
 
@@ -92,7 +92,8 @@ def free_port(host: str, start: int) -> int:
     raise K2Error(f"no free port from {start} to {start + 99}", "stop what holds them, or give --port")
 
 
-def check_system() -> Iterator[Finding]:
+def check_system(*, needs_gpu: bool = False) -> Iterator[Finding]:
+    """This machine. needs_gpu: it is looked at for a start that cannot do without one."""
     yield Finding("python", Severity.OK, f"Python {sys.version.split()[0]}, k2tui {__version__}")
     for package, extra in (("torch", "local"), ("transformers", "local"), ("sglang", "sglang")):
         found = importlib.util.find_spec(package) is not None
@@ -100,9 +101,9 @@ def check_system() -> Iterator[Finding]:
             f"package {package}",
             Severity.OK if found else Severity.INFO,
             "installed here" if found else "not in this environment",
-            "" if found else f"pip install 'k2tui[{extra}]', or name another interpreter by `python` in the profile",
+            "" if found else f"{paths.install_hint(extra)}; or name another interpreter by `python` in the profile",
         )
-    for check, severity, evidence, todo in check_gpus():
+    for check, severity, evidence, todo in check_gpus(are_needed=needs_gpu):
         yield Finding(check, Severity(severity), evidence, todo)
     state = paths.state_dir()
     probe = state
@@ -192,6 +193,12 @@ def check_seen(seen: Seen) -> Iterator[Finding]:
         yield from _check_model("draft", seen.draft)
     for check, severity, evidence, todo in check_links(seen.topology, profile.gpus, profile.tp_size // profile.nnodes):
         yield Finding(check, Severity(severity), evidence, todo)
+    if not seen.gpus and needs_gpus(profile):
+        need = gpus_per_node(profile)
+        yield Finding(
+            "GPUs", Severity.WARNING, f"{need} GPU{'s are' if need > 1 else ' is'} needed, 0 are seen here",
+            "start it on the machine with the GPUs; where they should be seen, k2tui gpus says why they are not",
+        )  # fmt: skip
     if problem := host_problem(profile.host):
         yield Finding("host", Severity.ERROR, problem, f"set host in [profile.{profile.name}]: 127.0.0.1, or 0.0.0.0 for every network")
     else:
@@ -200,16 +207,18 @@ def check_seen(seen: Seen) -> Iterator[Finding]:
             "port",
             Severity.ERROR if owner else Severity.OK,
             f"{profile.host}:{profile.port} is held by {owner}" if owner else f"{profile.host}:{profile.port} is free",
-            "stop it (`k2tui down`), or give another --port" if owner else "",
+            f"stop it (`k2tui down`), or set another port in [profile.{profile.name}]" if owner else "",
         )
     if seen.python_error:
         yield Finding("interpreter", Severity.ERROR, seen.python_error, f"set python in [profile.{profile.name}] to the engine's interpreter")
+        yield from _check_words(profile.args)
+        yield _UNCHECKED
         return
     package = {"local": "torch", "sglang": "sglang", "vllm": "vllm"}.get(profile.engine, "")
     lacks = f"engine {profile.engine!r} needs the package {package}, which {profile.python or 'this environment'} lacks"
     remedy = (
         f"set python in [profile.{profile.name}] to an interpreter that has it, "
-        + ("or pip install vllm" if profile.engine == "vllm" else f"or pip install 'k2tui[{profile.engine}]'")
+        + ("or pip install vllm" if profile.engine == "vllm" else f"or {paths.install_hint(profile.engine)}")
     )
     argv = _argv_of(profile)
     if isinstance(argv, K2Error):
@@ -220,17 +229,21 @@ def check_seen(seen: Seen) -> Iterator[Finding]:
         version = seen.engine.version
         if not seen.engine.package:
             yield Finding("engine", Severity.ERROR, lacks, remedy)
+            yield from _check_words(profile.args)
+            yield _UNCHECKED
         else:
             unknown = unknown_flags(argv, seen.engine.flags)
             for flag, near in unknown:
                 yield Finding(
                     "flags", Severity.ERROR, f"{profile.engine} {version} has no argument {flag}",
-                    f"did you mean {near}?" if near else "see its --help", f"{seen.engine.package}'s own sources",
+                    _meant(flag, near), f"{seen.engine.package}'s own sources",
                 )  # fmt: skip
             if not unknown and seen.engine.flags:
                 yield Finding("flags", Severity.OK, f"every argument is known to {profile.engine} {version}")
     elif package and importlib.util.find_spec(package) is None:
         yield Finding("engine", Severity.ERROR, lacks, remedy)
+    if profile.engine == "local":
+        yield from _check_own_flags(argv[3:] if argv[1:3] == ["-m", "k2tui.local"] else ["--model-path", profile.model, *argv])
     for rule in check_all(_facts(seen, argv, version)):
         yield Finding(rule.check, Severity(rule.severity), rule.evidence, rule.todo, rule.source)
     yield from _check_room(seen)
@@ -238,6 +251,40 @@ def check_seen(seen: Seen) -> Iterator[Finding]:
         from k2tui.doctor_nodes import check_nodes
 
         yield from check_nodes(profile, version)
+
+
+_UNCHECKED = Finding("flags", Severity.INFO, "flags not checked: engine not installed")
+
+
+def _check_words(args: Sequence[str]) -> Iterator[Finding]:
+    """What is wrong whatever the engine: a flag and its value in one item."""
+    for word in args:
+        name = word.split("=", 1)[0]
+        if name.startswith("--") and len(name.split()) > 1:
+            yield Finding("flags", Severity.WARNING, f"no engine has an argument {name!r}", _meant(name, ""))
+
+
+def _meant(flag: str, near: str) -> str:
+    words = flag.split()
+    if len(words) > 1:
+        return "args holds one word an item: " + ", ".join(f'"{word}"' for word in words)
+    return f"did you mean {near}?" if near else "see its --help"
+
+
+def _check_own_flags(argv: Sequence[str]) -> Iterator[Finding]:
+    """The embedded engine's arguments, by its own parser."""
+    from k2tui.local.arguments import known_flags, problem
+
+    known = known_flags()
+    unknown = [name for word in argv if word.startswith("--") and (name := word.split("=", 1)[0]) not in known]
+    for name in unknown:
+        yield Finding("flags", Severity.ERROR, f"the embedded engine has no argument {name}", _meant(name, nearest(name, known)), "its own parser")
+    if unknown:
+        return
+    if why := problem(argv):
+        yield Finding("flags", Severity.ERROR, f"the embedded engine refuses its arguments: {why}", "python -m k2tui.local --help", "its own parser")
+    else:
+        yield Finding("flags", Severity.OK, "every argument is known to the embedded engine")
 
 
 def _argv_of(profile: Profile) -> list[str] | K2Error:
@@ -363,9 +410,10 @@ def _many(count: int) -> str:
 
 def check(config: Config, profile_name: str | None = None) -> list[Finding]:
     """The system's findings and, with a profile, the start's. Raises UsageError for an unknown profile."""
-    found = list(check_system())
-    if profile_name is not None:
-        found += check_profile(config.get_profile(profile_name))
+    profile = config.get_profile(profile_name) if profile_name is not None else None
+    found = list(check_system(needs_gpu=profile is not None and needs_gpus(profile)))
+    if profile is not None:
+        found += check_profile(profile)
     return found
 
 

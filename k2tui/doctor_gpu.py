@@ -21,8 +21,8 @@ Answer = tuple[
 ]  # (check, severity "ok" | "info" | "warning" | "error", evidence, what to do)
 
 
-def check_gpus() -> Iterator[Answer]:
-    """This host's GPUs, whatever is started on them."""
+def check_gpus(*, are_needed: bool = False) -> Iterator[Answer]:
+    """This host's GPUs, whatever is started on them. are_needed: for a start that cannot do without."""
     sampler = NvmlSampler()
     try:
         view = sampler.take()
@@ -31,9 +31,9 @@ def check_gpus() -> Iterator[Answer]:
     if not view.gpus:
         yield (
             "GPU driver",
-            "info",
+            "warning" if are_needed else "info",
             view.error,
-            f"{view.hint}; the embedded engine runs on the CPU" if view.hint else "",
+            f"{view.hint}; the embedded engine runs on the CPU" if view.hint and not are_needed else view.hint,
         )
         return
     names = sorted({short_gpu_name(gpu.name) for gpu in view.gpus if gpu.name})
@@ -101,6 +101,12 @@ def settle_gpus(profile: Profile) -> Profile:
             "k2tui gpus shows by whom; stop them, or name GPUs by `gpus`",
         )
     return replace(profile, gpus=chosen, auto_gpus=0)
+
+
+def needs_gpus(profile: Profile) -> bool:
+    """Whether this start is for GPUs: an engine made for them, and no other device named."""
+    device = option(profile.args, "--device") or "cuda"
+    return profile.engine in ("sglang", "vllm") and device.split(":")[0] in ("cuda", "auto")
 
 
 def gpus_per_node(profile: Profile) -> int:

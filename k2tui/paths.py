@@ -48,6 +48,16 @@ def assets_dir() -> Path:
     return packed if packed.is_dir() else here.parent / "assets"
 
 
+def install_hint(extra: str) -> str:
+    """The command that installs k2tui with an extra of pyproject.toml; it is on no package index, so this is from a checkout."""
+    import shlex
+
+    checkout = Path(__file__).resolve().parent.parent
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    return f"pip install -e '.[{extra}]' in a checkout of k2tui"
+
+
 def model_path(name: str) -> str:
     """A profile's model or draft: "asset:NAME" is the folder of one that k2tui ships, ~ is the home; anything else stays. Raises UsageError."""
     if not name.startswith("asset:"):

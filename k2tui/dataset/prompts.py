@@ -13,6 +13,7 @@ from typing import Any
 
 from k2tui.errors import K2Error, UsageError
 from k2tui.parsing import parse_json
+from k2tui.paths import install_hint
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool",
           "function": "tool", "observation": "tool", "developer": "system", "bot": "assistant", "chatgpt": "assistant"}  # fmt: skip
@@ -197,7 +198,7 @@ def _pyarrow(name: str, path: Path) -> Any:
     except ImportError:
         raise K2Error(
             f"{path}: Parquet and Arrow files need pyarrow, which is not installed",
-            "pip install 'k2tui[data]' (or pyarrow alone), or use JSONL",
+            install_hint("data") + " (or pip install pyarrow); or use JSONL",
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from k2tui.errors import K2Error, UsageError
+from k2tui.paths import install_hint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +68,7 @@ def offline(args: argparse.Namespace) -> dict[str, Any]:
     except ImportError:
         raise K2Error(
             "evaluation needs torch, which is not installed here",
-            "pip install 'k2tui[train]', or run it in SGLang's environment",
+            install_hint("train") + "; or run it in SGLang's environment",
         )
     from k2tui.eagle3 import guard, ops
     from k2tui.eagle3.checkpoint import load_draft
@@ -143,7 +144,7 @@ def reasons(args: argparse.Namespace) -> dict[str, Any]:
     try:
         from k2tui.eagle3.why import why
     except ImportError as err:
-        raise K2Error(f"--why needs {err.name}, which is not installed here", "pip install 'k2tui[train]'")
+        raise K2Error(f"--why needs {err.name}, which is not installed here", install_hint("train"))
     found = why(Path(args.draft), args.target, args.states, args.served_version, args.limit or 8)
     return {
         "kind": "why",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from k2tui.errors import K2Error, UsageError
 from k2tui.jobs.report import report_progress
+from k2tui.paths import install_hint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -176,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError:
         raise K2Error(
             "training needs torch, which is not installed here",
-            "pip install 'k2tui[train]', or run it in SGLang's environment",
+            install_hint("train") + "; or run it in SGLang's environment",
         )
     import json
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import NoReturn
 
 VERSION = "0.5.23"  # the SGLang release whose log grammar and HTTP dialect are spoken
 
@@ -106,8 +107,20 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class Refusal(Exception):
+    """The arguments are off, in the parser's own words."""
+
+
+class _Judge(argparse.ArgumentParser):
+    """The same parser for somebody who only asks: nothing is printed and nothing ends."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refusal(message)
+
+
+def _parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser = kind(
+        add_help=kind is not _Judge,
         prog="python -m k2tui.local",
         description="k2tui's embedded engine: a small real model server that speaks SGLang's HTTP dialect and log "
         "grammar, for trying the pipeline and for tests. For real work use SGLang itself.",
@@ -196,8 +209,25 @@ def split_ignored(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def parse(argv: Sequence[str]) -> tuple[ServerArgs, tuple[str, ...]]:
     """ServerArgs and the flags that were accepted without effect. Bad usage: message on stderr, SystemExit 2."""
+    return _parse(argv, _parser())
+
+
+def known_flags() -> frozenset[str]:
+    """Every flag that is accepted, those without effect too."""
+    return frozenset(_WITHOUT_EFFECT) | frozenset(_parser(_Judge)._option_string_actions)
+
+
+def problem(argv: Sequence[str]) -> str:
+    """Why the engine would not start with these arguments; "" when it would. Says what `parse` would say."""
+    try:
+        _parse(argv, _parser(_Judge))
+    except Refusal as err:
+        return str(err)
+    return ""
+
+
+def _parse(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple[ServerArgs, tuple[str, ...]]:
     kept, ignored = split_ignored(argv)
-    parser = _parser()
     known = vars(parser.parse_args(kept))
     if known["tp_size"] > 1:
         ignored.append(f"--tp-size {known['tp_size']}")

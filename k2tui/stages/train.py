@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from k2tui.core.gpu import visible_gpus
 from k2tui.errors import UsageError
+from k2tui.paths import install_hint
 from k2tui.stages import COUNT, Span, Stage, StagePlan, check_numbers
 
 _FLAGS = (
@@ -93,7 +94,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
 
 
 def _unavailable(config: Any) -> str:
-    return "" if importlib.util.find_spec("torch") else "needs torch: pip install 'k2tui[train]'"
+    return "" if importlib.util.find_spec("torch") else "needs torch: " + install_hint("train")
 
 
 STAGE = Stage(

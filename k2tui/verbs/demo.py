@@ -70,9 +70,11 @@ def start_server(config: Any, port: int | None, args: Sequence[str] = ()) -> tup
         return submit_stage(config, "serve", {"profile": "tiny", "port": chosen, "args": list(args)}), True
     except K2Error as err:
         if "needs the package" in err.message:
+            from k2tui import paths
+
             raise K2Error(
                 err.message,
-                "install it: pip install 'k2tui[local]' (in a checkout: pip install -e '.[local]')",
+                "install it: " + paths.install_hint("local"),
             ) from None
         raise
 

@@ -82,12 +82,13 @@ def _need(prove: bool) -> None:
     from importlib.util import find_spec
 
     from k2tui.errors import K2Error
+    from k2tui.paths import install_hint
 
     missing = [name for name in ("numpy", *(["torch"] if prove else [])) if find_spec(name) is None]
     if missing:
         raise K2Error(
             f"extract needs {' and '.join(missing)} here",
-            "pip install 'k2tui[train]'" + ("" if "numpy" in missing else "; --no-proof goes without torch"),
+            install_hint("train") + ("" if "numpy" in missing else "; --no-proof goes without torch"),
         )
 
 

@@ -58,11 +58,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _need_numpy() -> None:
     from k2tui.errors import K2Error
+    from k2tui.paths import install_hint
 
     try:
         import numpy  # noqa: F401
     except ImportError:
-        raise K2Error("hidden states need numpy", "pip install 'k2tui[train]' (or numpy alone)")
+        raise K2Error("hidden states need numpy", install_hint("train") + " (or pip install numpy)")
 
 
 def _progress(done: int, total: int) -> None:

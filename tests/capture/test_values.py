@@ -215,7 +215,7 @@ def test_a_capture_root_has_one_name_whoever_looks(tmp_path: Path, monkeypatch: 
     assert [p.name for p in (tmp_path / "c" / ".k2tui-capture").iterdir()] == ["id"]
 
 
-@pytest.mark.parametrize(("missing", "words"), [("torch", "--no-proof goes without torch"), ("numpy", "k2tui[train]")])
+@pytest.mark.parametrize(("missing", "words"), [("torch", "--no-proof goes without torch"), ("numpy", "[train]")])
 def test_a_base_install_is_told_what_extract_needs(tmp_path: Path, missing: str, words: str) -> None:
     import subprocess
     import sys

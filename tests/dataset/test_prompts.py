@@ -89,7 +89,7 @@ def test_without_pyarrow_the_hint_says_what_to_install(tmp_path: Path, monkeypat
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(K2Error) as err:
         list(read_prompts(tmp_path / "a.parquet"))
-    assert "pyarrow" in err.value.message and "k2tui[data]" in err.value.hint
+    assert "pyarrow" in err.value.message and "[data]" in err.value.hint
 
 
 def prompts(source: str, count: int) -> list[Prompt]:

@@ -48,6 +48,7 @@ def test_no_driver_is_information(fake):
     fake.show(fake.make.mismatch(2))
     ((check, severity, evidence, todo),) = list(check_gpus())
     assert (check, severity) == ("GPU driver", "info") and "mismatch" in evidence and todo
+    assert [(s, "embedded" in t) for _, s, _, t in check_gpus(are_needed=True)] == [("warning", False)]
     assert list(check_links(read_topology(), (), 8)) == []
 
 
