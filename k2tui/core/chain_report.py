@@ -20,6 +20,12 @@ ROLES = (
     "draft",
 )  # of a benchmark step: the target alone, with the untrained draft, with the trained one
 
+_SIDES = {
+    "baseline": "target",
+    "untrained": "untrained draft",
+    "draft": "draft",
+}  # role -> its name beside a figure
+
 _ROW = (
     "concurrency",
     "request_rate",
@@ -127,6 +133,9 @@ def _outcome(chain: Chain, results: Mapping[str, Mapping[str, Any]]) -> dict[str
                 "draft_output_throughput": _value(same.get("draft", ()), "output_throughput"),
                 "accept_length": _value(same.get("draft", ()), "accept_length"),
                 "untrained_accept_length": _value(same.get("untrained", ()), "accept_length"),
+                "not_valid": {
+                    name: why for role, name in _SIDES.items() if (why := not_valid(same.get(role, ())))
+                },
             }
         )
     loads.sort(key=lambda x: (x["concurrency"] or 0, x["request_rate"] or 0))
@@ -141,9 +150,21 @@ def _outcome(chain: Chain, results: Mapping[str, Mapping[str, Any]]) -> dict[str
         "expected_accept_length": _num(train.get("expected_accept_length")),
         "expected_untrained": _num(train.get("untrained_accept_length")),
         "chain_accept_length": _num(train.get("chain_accept_length")),
-        **{k: first.get(k) for k in ("speedup", "speedup_lo", "speedup_hi", "passes")},
+        **{k: first.get(k) for k in ("speedup", "speedup_lo", "speedup_hi", "passes", "not_valid")},
         "loads": loads,
     }
+
+
+def not_valid(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Why the passes of one load are not to be trusted: "57% of token events shared a read ... (3 of 3 passes)"; "" = all are valid."""
+    bad = [[str(f) for f in cast("Sequence[Any]", flags)] for r in rows if (flags := r.get("flags"))]
+    if not bad:
+        return ""
+    kinds = {
+        f.lstrip("0123456789.% "): f for flags in bad for f in flags
+    }  # one of each kind, whatever its figure
+    passes = f" ({len(bad)} of {len(rows)} passes)" if len(rows) > 1 else ""
+    return "; ".join(kinds.values()) + passes
 
 
 def _is_same_load(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -187,7 +208,12 @@ def verdict(report: Mapping[str, Any]) -> str:
     words += f" (untrained: {before:.2f})." if before is not None else "."
     if length < 1.05:
         words += ' Nothing is accepted: see docs/story.md, "why does the draft not help?".'
-    return words if speed is None else f"{words} {_speed_words(o, speed, length)}"
+    if speed is None:
+        return words
+    bad = _map(o.get("not_valid"))
+    why = "; ".join(f"{side}: {bad[side]}" for side in ("target", "draft") if side in bad)
+    mark = f" That speed is of benchmarks that are NOT VALID ({why})." if why else ""
+    return f"{words} {_speed_words(o, speed, length)}{mark}"
 
 
 def _speed_words(outcome: Mapping[str, Any], speed: float, length: float) -> str:
@@ -215,7 +241,8 @@ def _by_load(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         means = {
             k: _value(same, k) for k in ("tok_s_user", "output_throughput", "ttft_p50_ms", "accept_length")
         }
-        out.append({**row, **means, "errors": sum(int(_num(r.get("errors")) or 0) for r in same)})
+        errors = sum(int(_num(r.get("errors")) or 0) for r in same)
+        out.append({**row, **means, "errors": errors, "not_valid": not_valid(same)})
     return out
 
 
@@ -236,6 +263,7 @@ def step_words(row: Mapping[str, Any]) -> str:
                 else ""
             )
             + (f", {r['errors']} errors" if r.get("errors") else "")
+            + (" (NOT VALID)" if r.get("not_valid") else "")
             for r in _by_load(_rows(f))
         ]
         return "; ".join(parts)
@@ -268,8 +296,22 @@ def step_words(row: Mapping[str, Any]) -> str:
     return ", ".join(parts[:6])
 
 
-def loads_table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Header and rows of the comparison: with and without the draft at each load."""
+def load_name(load: Mapping[str, Any]) -> str:
+    """ "C=4", or "2.0 req/s"."""
+    return f"C={load['concurrency']}" if load.get("concurrency") else f"{load.get('request_rate')} req/s"
+
+
+def bad_loads(report: Mapping[str, Any]) -> list[str]:
+    """A sentence for each load whose figures are of runs that are not valid: "C=4, target: 57% of ... (3 of 3 passes)"."""
+    return [
+        f"{load_name(load)}, {side}: {why}"
+        for load in cast("list[Mapping[str, Any]]", _map(report.get("outcome")).get("loads") or [])
+        for side, why in _map(load.get("not_valid")).items()
+    ]
+
+
+def loads_table(report: Mapping[str, Any], mark: str = "▲") -> list[tuple[str, ...]]:
+    """Header and rows of the comparison: with and without the draft at each load. mark: before the figures that are not valid."""
     rows: list[tuple[str, ...]] = [
         (
             "load",
@@ -283,22 +325,31 @@ def loads_table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
         )
     ]
     for load in cast("list[Mapping[str, Any]]", _map(report.get("outcome")).get("loads") or []):
-        name = f"C={load['concurrency']}" if load.get("concurrency") else f"{load.get('request_rate')} req/s"
+        bad = _map(load.get("not_valid"))
+
+        def told(
+            side: str, key: str, digits: int = 1, load: Mapping[str, Any] = load, bad: Mapping[str, Any] = bad
+        ) -> str:
+            figure = number(load.get(key), digits)
+            return f"{mark} {figure}" if side in bad and load.get(key) is not None else figure
+
+        ratio = _ratio(load)
         rows.append(
             (
-                name, number(load.get("baseline_tok_s_user")), number(load.get("draft_tok_s_user")), _ratio(load),
-                number(load.get("baseline_output_throughput")), number(load.get("draft_output_throughput")),
-                number(load.get("accept_length"), 2), number(load.get("untrained_accept_length"), 2),
+                load_name(load), told("target", "baseline_tok_s_user"), told("draft", "draft_tok_s_user"),
+                f"{mark} {ratio}" if load.get("speedup") is not None and {"target", "draft"} & set(bad) else ratio,
+                told("target", "baseline_output_throughput"), told("draft", "draft_output_throughput"),
+                told("draft", "accept_length", 2), told("untrained draft", "untrained_accept_length", 2),
             )
         )  # fmt: skip
     return rows
 
 
 def _ratio(load: Mapping[str, Any]) -> str:
-    """ "1.30 ±0.08": the ratio and half its 95 % interval, where more than one pass was measured."""
+    """ "1.30 (1.22 to 1.38)": the ratio and its 95 % interval, which is one of factors, where more than one pass was measured."""
     low, high = _num(load.get("speedup_lo")), _num(load.get("speedup_hi"))
-    half = f" ±{(high - low) / 2:.2f}" if low is not None and high is not None else ""
-    return number(load.get("speedup"), 2) + half
+    interval = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+    return number(load.get("speedup"), 2) + interval
 
 
 def curve_table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -341,6 +392,8 @@ def markdown(report: Mapping[str, Any], made: str) -> str:
     loads, curve = loads_table(report), curve_table(report)
     if len(loads) > 1:
         lines += ["## With and without the draft", "", *_table(loads), ""]
+        if bad := bad_loads(report):
+            lines += ["▲ NOT VALID, so not to be relied on:", "", *(f"- {plain(b)}" for b in bad), ""]
         how = str(_map(report.get("outcome")).get("untrained_how"))
         before = _map(report.get("outcome")).get("untrained_accept_length")
         lines += [

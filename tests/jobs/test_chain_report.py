@@ -93,6 +93,42 @@ def test_a_speed_is_told_with_the_spread_of_its_passes(speeds: tuple[float, ...]
     assert "the steps took 302 s when they ran (the last run: 0 steps run, 2 skipped as still valid)" in text
 
 
+def test_figures_of_runs_that_are_not_valid_are_marked() -> None:
+    """In the table, in the words below it, in the verdict and in the step's line; the interval is one of factors, never below 0."""
+    shared = [f"{n}% of token events shared a read: their times are bounds" for n in (57, 58, 59)]
+
+    def rows(speeds: tuple[float, ...], flags: list[str], concurrency: int) -> list[dict[str, Any]]:
+        return [
+            {"concurrency": concurrency, "tok_s_user": v, "accept_length": 1.5, "flags": [f] if f else []}
+            for v, f in zip(speeds, flags, strict=True)
+        ]
+
+    fine = ["", "", ""]
+    base = [*rows((100.0, 101.0, 99.0), fine, 1), *rows((100.0, 55.0, 110.0), shared, 4)]
+    draft = [*rows((150.0, 151.0, 149.0), fine, 1), *rows((16.0, 20.0, 18.0), ["", shared[0], ""], 4)]
+    made = [("bench", "baseline", base), ("bench-draft", "draft", draft)]
+    chain = Chain("t", tuple(Step(n, stage="bench", role=r) for n, r, _ in made))
+    records = {n: Record(n, "j", {"rows": r}) for n, _, r in made}
+    report = chain_report.build(chain, {n: n for n in records}, records, 0.0)
+    one, four = report["outcome"]["loads"]
+    assert one["not_valid"] == {} and four["not_valid"] == {
+        "target": f"{shared[2]} (3 of 3 passes)",
+        "draft": f"{shared[0]} (1 of 3 passes)",
+    }
+    table = chain_report.loads_table(report, "!")
+    assert not any("!" in c for c in table[1])
+    assert table[2][1:3] == ("! 88.3", "! 18.0") and table[2][3].startswith("! 0.20 (0.")
+    text = chain_report.markdown(report, "today")
+    assert "- C=4, target: 59% of token events shared a read: their times are bounds (3 of 3 passes)" in text
+    assert "NOT VALID" not in chain_report.verdict(report), "its speed is that of C=1, which is valid"
+    assert chain_report.step_words(report["steps"][0]).endswith("(NOT VALID)")
+    only = {n: replace(r, result={"rows": r.result["rows"][3:]}) for n, r in records.items()}
+    said = chain_report.verdict(chain_report.build(chain, {n: n for n in only}, only, 0.0))
+    assert "That speed is of benchmarks that are NOT VALID (target: 59% of token events" in said
+    for load in (one, four):
+        assert load["speedup_lo"] is None or 0 < load["speedup_lo"] < load["speedup"]
+
+
 def test_an_untrained_draft_that_was_served_comes_before_a_replayed_one() -> None:
     step, result = bench("bench-untrained", "untrained", 50.0, 1.03)
     chain = replace(CHAIN, steps=(*CHAIN.steps, step))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k2tui.core.chain_report import loads_table, step_words, verdict
+from k2tui.core.chain_report import bad_loads, loads_table, step_words, verdict
 from k2tui.tui.lines import Column, Line, Picture, Row, Seg, fit_line, table, text_line, wrap
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
@@ -11,7 +11,7 @@ COLUMNS = (
     Column("load", 6, keep=9),
     Column("target", 7, keep=8, align=">"),
     Column("draft", 7, keep=8, align=">"),
-    Column("ratio", 11, keep=7, align=">"),
+    Column("ratio", 19, keep=7, align=">"),
     Column("all", 7, keep=4, align=">"),
     Column("draft", 7, keep=4, align=">"),
     Column("accept length", 13, keep=9, align=">"),
@@ -35,11 +35,18 @@ def draw(view: View, width: int, height: int) -> Picture:
             )
         )
     lines: list[Line] = [text_line(t, "bold") for t in wrap(verdict(report), width, 3, view.glyphs.ellipsis)]
-    loads = loads_table(report)[1:]
+    loads = loads_table(report, view.glyphs.warn)[1:]
     if loads:
         lines.append(text_line("tok/s a user, then in all:", "dim"))
-        header, rows = table(COLUMNS, [("", [Seg(c) for c in row]) for row in loads], width, view.glyphs)
+        header, rows = table(
+            COLUMNS,
+            [("", [Seg(c, "warn" if c.startswith(view.glyphs.warn) else "") for c in row]) for row in loads],
+            width,
+            view.glyphs,
+        )
         lines += [header, *(r.line for r in rows)]
+    for words in bad_loads(report):
+        lines.append(fit_line([Seg(f"{view.glyphs.warn} not valid: ", "warn"), Seg(words, "warn")], width))
     for step in report.get("steps") or ():
         done = step.get("state") == "done"
         lines.append(
