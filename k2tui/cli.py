@@ -78,6 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser(first if first in known else None).parse_args(args_list)
         if command:
             args.command = command
+        if (getattr(args, "action", None) or getattr(args, "order", "")) in getattr(load_verb(args.verb), "READS", ()):
+            from k2tui.verbs._config_warning import warn_of_config
+
+            warn_of_config()
         code = int(args._run(args) or 0)
         sys.stdout.flush()
         return code

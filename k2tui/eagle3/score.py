@@ -224,7 +224,7 @@ def run(args: argparse.Namespace) -> int:
     from k2tui.jobs.report import report_result
 
     report_result(figures)
-    print(json.dumps(figures, indent=1) if args.json else show(figures))
+    print(json.dumps({"schema": 1, **figures}, indent=1) if args.json else show(figures))
     return 0 if figures.get("ok", True) else 1
 
 

@@ -200,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
         result = trainer.run()
         if trainer.ranks.is_first:
             if args.json:
-                print(json.dumps(result, indent=1))
+                print(json.dumps({"schema": 1, **result}, indent=1))
             else:
                 length = result["expected_accept_length"]
                 print(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+READS = ("list", "show", "compare", "export")  # these go on with a broken config
 HELP = "benchmark a server; list, show and compare runs"
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+READS = ("inspect", "check", "stats")  # these go on with a broken config
 HELP = "inspect, check, merge, split and export tokenized_data.jsonl"
 
 
@@ -47,7 +48,7 @@ def _print(args: argparse.Namespace, value: dict[str, Any], text: str) -> None:
     if args.json:
         import json
 
-        print(json.dumps(value, indent=1))
+        print(json.dumps({"schema": 1, **value}, indent=1))
     else:
         print(text)
 

@@ -13,6 +13,7 @@ from typing import Any
 from k2tui.errors import K2Error, UsageError
 from k2tui.parsing import ParseError, parse_json
 
+READS = ("",)  # goes on with a broken config
 HELP = "find the cause in a log: state, phase, proving line, remedy"
 DESCRIPTION = (
     "Reads the log of an SGLang or vLLM server, a trainer or a benchmark client and says what happened. LOG is a file or - for "
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     reading = read_whole(data, now, evidence, first_line_no=first_line_no)
     answer = reading.answer()
     if args.json:
-        print(json.dumps(answer, ensure_ascii=False))
+        print(json.dumps({"schema": 1, **answer}, ensure_ascii=False))
     else:
         _print(answer, reading.view.verdict)
         if args.all:

@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         import json
 
-        print(json.dumps(result, indent=1))
+        print(json.dumps({"schema": 1, **result}, indent=1))
     return 0 if result.get("complete") or args.dry_run else 1
 
 

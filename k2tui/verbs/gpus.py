@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from k2tui.core.gpu import GpuProcess, GpuView
     from k2tui.core.host import HostSample
 
+READS = ("",)  # goes on with a broken config
 HELP = "GPUs, processes, links and history; --json, --watch, --prometheus"
 DESCRIPTION = (
     "GPUs of this host as NVML tells them, with the processes that hold their memory. Exit code 5: no GPU."

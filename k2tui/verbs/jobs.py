@@ -14,6 +14,7 @@ from k2tui.errors import K2Error, UsageError
 if TYPE_CHECKING:
     from k2tui.core.job import Job
 
+READS = ("list", "show", "logs")  # these go on with a broken config
 HELP = "jobs that outlive the dashboard: list, show, logs, stop, submit, retry, delete, wait, adopt"
 
 

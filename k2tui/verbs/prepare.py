@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         import json
 
-        print(json.dumps(result, indent=1))
+        print(json.dumps({"schema": 1, **result}, indent=1))
     else:
         print(
             f"{result['rows']} rows in {out}: {there} were there, {work.kept} new ({work.new_tokens:,} response tokens)"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+READS = ("check", "show")  # these go on with a broken config
 HELP = "check, show, convert and merge hidden states"
 
 
@@ -104,7 +105,7 @@ def _check(args: argparse.Namespace) -> int:
         import json
         from dataclasses import asdict
 
-        print(json.dumps({**asdict(report), "ok": report.ok}, indent=1))
+        print(json.dumps({"schema": 1, **asdict(report), "ok": report.ok}, indent=1))
     else:
         print(
             f"{report.samples} samples, {report.tokens:,} tokens, {report.shards} shards, {report.bytes / 1e9:.3f} GB"
@@ -140,7 +141,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         import json
 
-        print(json.dumps({**told, **facts}, indent=1))
+        print(json.dumps({**told, **facts, "schema": 1}, indent=1))
         return 0
     for key, value in {**facts, **told}.items():
         if value not in ("", 0, [], {}, None):
@@ -193,6 +194,6 @@ def _tell(args: argparse.Namespace, count: int) -> None:
     if args.json:
         import json
 
-        print(json.dumps({"samples": count, "out": str(args.out)}))
+        print(json.dumps({"schema": 1, "samples": count, "out": str(args.out)}))
     else:
         print(f"{count} samples in {args.out}")

@@ -8,6 +8,7 @@ import os
 import time
 from typing import Any
 
+READS = ("",)  # goes on with a broken config
 HELP = "what is running: servers, jobs, board, newest benchmark"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from k2tui.core.tuning import Space
 
+READS = ("list", "show", "best")  # these go on with a broken config
 HELP = "try settings one after the other and find the fastest"
 DESCRIPTION = (
     "run SPACE.toml starts a tuning run as a job: every trial is checked, started, benchmarked and stopped; one that hangs or fails is a row "
@@ -38,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for p in (run_, resume):
         p.add_argument("--wait", action="store_true", help="wait for the end and print the table")
         p.add_argument("--config", help="config file to read last")
+        p.add_argument(
+            "--anyway",
+            action="store_true",
+            help="measure although another k2tui load runs on this host (else the run waits for its end)",
+        )
     for p in (run_, resume, show, list_):
         p.add_argument("--json", action="store_true")
 
@@ -91,7 +97,9 @@ def _start(run: Any, args: argparse.Namespace) -> int:
     from k2tui.jobs import folder
 
     config_path = str(Path(args.config).resolve()) if args.config else ""
-    plan = stages.get("tune").plan(load(args.config), {"folder": str(run.path), "config": config_path})
+    plan = stages.get("tune").plan(
+        load(args.config), {"folder": str(run.path), "config": config_path, "anyway": args.anyway}
+    )
     job_id = folder.submit(
         JobSpec(
             id="",

@@ -21,7 +21,10 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", default="", help="LOG | PID | URL | - | -- COMMAND ...")
     parser.add_argument("--url", default="", help="where the server answers, when the log does not say")
-    parser.add_argument("--once", action="store_true", help="print what is known now, and end")
+    parser.add_argument(
+        "--once", action="store_true",
+        help="print what is known now, and end: exit code 0 ready, degraded or stopped, 1 failed, 3 loading, stalled or no answer, 4 no log",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="with --once: as JSON")
     parser.add_argument("--config", help="config file to read last")
     parser.set_defaults(command=[])
@@ -110,6 +113,12 @@ def target_for(what: str, url: str = "") -> Any:
     return Target(key=str(path), title=path.name, log=path, url=url)
 
 
+def once_code(state: str, *, has_url: bool) -> int:
+    """Exit code of `--once`. has_url: somebody could have answered, so "unknown" means that nobody did and not that there is no log."""
+    known = {"ready": 0, "degraded": 0, "stopped": 0, "failed": 1, "loading": 3, "stalled": 3}
+    return known.get(state, 3 if has_url else 4)
+
+
 def run(args: argparse.Namespace) -> int:
     from k2tui.errors import UsageError
 
@@ -129,10 +138,11 @@ def run(args: argparse.Namespace) -> int:
         if args.once:
             if spool is not None:
                 spool.wait(10.0)
-            from k2tui.core.load import State
             from k2tui.servers import look_once
+            from k2tui.verbs._config_warning import warn_of_config
             from k2tui.verbs.up import describe
 
+            warn_of_config()
             view = look_once(target)
             facts = describe(view)
             if args.json:
@@ -145,9 +155,9 @@ def run(args: argparse.Namespace) -> int:
                     print(f"line {view.load.proof_line_no}: {clean(view.load.proof_line)}")
                 if view.load.hint:
                     print(clean(view.load.hint))
-            if args.what.startswith(("http://", "https://")) and view.load.state not in (State.READY, State.DEGRADED):
-                return 3
-            return 0
+                if target.log is None and target.pid:
+                    print(f"pid {target.pid} writes to no file: give its log for more (docker logs -f: k2tui watch -- docker logs -f NAME)")
+            return once_code(view.load.state, has_url=bool(target.url))
         if spool is not None and not sys.stdin.isatty():
             try:
                 os.dup2(os.open("/dev/tty", os.O_RDWR), 0)  # the keys come from the terminal, the log from what was stdin

@@ -23,7 +23,7 @@ def test_json_has_exactly_the_promised_keys():
     run = diagnose("--json", str(FIXTURES / "sglang/0.5.23/port-in-use.log"))
     got = json.loads(run.stdout)
     assert list(got) == [
-        "state", "phase", "shards", "root_cause", "root_cause_group", "proof_line", "proof_line_no", "remedy", "confidence", "software", "version", "ranks",
+        "schema", "state", "phase", "shards", "root_cause", "root_cause_group", "proof_line", "proof_line_no", "remedy", "confidence", "software", "version", "ranks",
     ]  # fmt: skip
     assert run.returncode == 1 and got["root_cause_group"] == "G19"
     assert got["shards"] == {"done": 12, "total": 12, "draft_done": None, "draft_total": None}

@@ -342,7 +342,7 @@ def test_the_verb_checks_and_shows(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
     argv = [sys.executable, "-m", "k2tui", "states"]
     out = subprocess.run([*argv, "check", str(tmp_path / "s"), "--json"], capture_output=True, text=True, env=env)
-    assert out.returncode == 0 and json.loads(out.stdout)["samples"] == 3
+    assert out.returncode == 0 and json.loads(out.stdout)["samples"] == 3 and json.loads(out.stdout)["schema"] == 1
     damage(layout.shard_paths(tmp_path / "s")[0], layout.read_header(layout.shard_paths(tmp_path / "s")[0]).tensors["0.aux"].start, b"zz")
     out = subprocess.run([*argv, "check", str(tmp_path / "s")], capture_output=True, text=True, env=env)
     assert out.returncode == 1 and "NOT clean" in out.stdout
