@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _POSITION = re.compile(r'position="(\d{1,3})"')
 _PREFIX = "vllm:"
-_USAGE = ("kv_cache_usage_perc", "gpu_cache_usage_perc")  # the second until 0.9
+_USAGE = ("kv_cache_usage_perc", "gpu_cache_usage_perc")  # the second in older releases
 
 
 @dataclass(frozen=True, slots=True)
