@@ -58,7 +58,8 @@ def model_card(
     lines += [
         "## Serving", "", "```",
         "python -m sglang.launch_server --model-path TARGET --speculative-algorithm EAGLE3 --speculative-draft-model-path THIS \\",
-        "  --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4", "```", "",
-        f"`eagle_aux_hidden_state_layer_ids` {list(config.aux_layer_ids)} are written for SGLang {options.served_version}; the same numbers may mean other layers in other releases.", "",
+        "  --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4", "",
+        """vllm serve TARGET --speculative-config '{"method": "eagle3", "model": "THIS", "num_speculative_tokens": 3}'""", "```", "",
+        f"`eagle_aux_hidden_state_layer_ids` {list(config.aux_layer_ids)} are written for SGLang {options.served_version}; the same numbers may mean other layers in other releases. vLLM reads those at the top of config.json, as boundaries.", "",
     ]  # fmt: skip
     return "\n".join(lines)
