@@ -64,6 +64,7 @@ class JobSpec:
     backoff_s: float = 2.0  # doubles with each restart in a row, at most 60 s
     log_cap_b: int = 0  # output.log is rotated into output.log.1 above this size; 0 = the default (512 MiB)
     retry_of: str = ""
+    parent: str = ""  # the job whose process submitted it: a step's pipeline, a trial's tuner
     scope: bool = False  # run inside `systemd-run --user --scope`, out of reach of KillUserProcesses=yes
 
 

@@ -231,7 +231,13 @@ def submit(spec: JobSpec, *, env: Mapping[str, str] | None = None) -> str:
     base_env = dict(os.environ if env is None else env)
     for name in (procs.JOB_VAR, procs.KEEPER_VAR, "K2TUI_JOB_DIR"):
         base_env.pop(name, None)
-    spec = replace(spec, after=after, submitted_s=spec.submitted_s or time.time(), cwd=spec.cwd or _here())
+    spec = replace(
+        spec,
+        after=after,
+        submitted_s=spec.submitted_s or time.time(),
+        cwd=spec.cwd or _here(),
+        parent=os.environ.get(procs.JOB_VAR, ""),
+    )
     if spec.id and not _ID.fullmatch(spec.id):
         raise UsageError(f"job id {spec.id!r} is no plain name", "letters, digits, dot, dash and underscore")
     _clear_unborn(root)

@@ -235,6 +235,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--db", default="", metavar="PATH", help="store (default: runs.db in k2tui's state folder)"
     )
+    out.add_argument(
+        "--anyway",
+        action="store_true",
+        help="measure although another k2tui load runs on this host; the rows say so and are not valid",
+    )
     out.add_argument("--no-store", action="store_true", help="print only")
     out.add_argument("--json", action="store_true", help="rows as JSON on stdout")
     client = parser.add_argument_group("client")

@@ -26,6 +26,7 @@ from k2tui.core.bench_table import rows_table
 from k2tui.core.stats import knee, mean_interval, quantile
 from k2tui.core.workload import Prompt, Workload, arrivals, workload_fingerprint
 from k2tui.errors import K2Error, UsageError
+from k2tui.jobs.loads import Alone
 from k2tui.jobs.report import report_progress, report_result
 from k2tui.loadgen.control import Control, ServerFacts, api_headers, split_url
 from k2tui.loadgen.datasets import Wanted, build
@@ -136,6 +137,7 @@ class Bench:
     slo: Slo | None
     extra: Mapping[str, Any]
     sweep: str = ""
+    alone: Alone | None = None  # None: nobody asks what else loads the host
 
     def dialect(self, usage_each: bool) -> Dialect:
         _, host, port, prefix = split_url(self.args.url)
@@ -309,6 +311,8 @@ def measure_point(
         server=_server_columns(bench.facts),
         workload=_workload_columns(workload, args, dialect),
     )  # fmt: skip
+    if bench.alone is not None:
+        bench.alone.start()
     started_s = time.time()
     writer = bench.db.begin(info, started_s) if bench.db is not None else None
     records: list[RequestRecord] = writer.records if writer is not None else []
@@ -356,7 +360,9 @@ def measure_point(
         watch.close()
     settle(len(fresh))
     engine = engine_facts(facts, records, point, total)
-    flags = validity(engine, records, point)
+    flags = validity(engine, records, point) + (
+        bench.alone.flags(started_s) if bench.alone is not None else []
+    )
     more = watch.figures(sum(r.output_tokens for r in records if r.is_ok))
     if writer is not None:
         assert bench.db is not None
@@ -514,11 +520,15 @@ def run(args: argparse.Namespace) -> int:
     sides = [open_bench(args)]
     rows: list[BenchRow] = []
     told = _Told()
+    alone = Alone(sides[0].control.url, anyway=bool(args.anyway))
     try:
+        alone.begin(lambda words: report_progress(0, None, "points", words))
         if args.against:
             other = argparse.Namespace(**vars(args))
             other.url, other.label = args.against, args.against_label or "against"
             sides.append(open_bench(other))
+        for side in sides:
+            side.alone = alone
         if args.sweep or args.sweep_rate:
             rows = _sweep(sides, told)
         elif args.aa:
@@ -530,6 +540,7 @@ def run(args: argparse.Namespace) -> int:
                 rows += _repeat(sides, point, told)
         report_progress(told.done, told.done, "points", "done", 0.0, force=True)
     finally:
+        alone.close()
         for side in sides:
             side.engine.close()
             side.control.close()

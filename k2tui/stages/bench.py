@@ -17,7 +17,7 @@ _OPTIONS = (
     "max_seconds", "warmup", "flush_cache", "repeats", "stop_ci", "dataset", "random_input_len", "random_output_len",
     "random_range_ratio", "output_len", "prefix_len", "prefix_groups", "zipf", "turns", "think_s", "trace_speed",
     "vocab_size", "seed", "temperature", "extra_body", "no_ignore_eos", "goodput", "label", "tag", "db", "engine",
-    "idle_timeout", "usage_each", "sweep", "sweep_rate",
+    "idle_timeout", "usage_each", "sweep", "sweep_rate", "anyway",
 )  # fmt: skip
 
 

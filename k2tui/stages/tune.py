@@ -12,7 +12,8 @@ from k2tui.tune.folder import read_space, space_path
 
 
 def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
-    """params: folder (a run that is there, to go on with) or space (a file, for a new run); config (a file, optional)."""
+    """params: folder (a run that is there, to go on with) or space (a file, for a new run); config (a file, optional); anyway
+    (do not wait for the end of other loads)."""
     folder, space = str(params.get("folder") or ""), str(params.get("space") or "")
     if not folder and not space:
         raise UsageError(
@@ -27,6 +28,8 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
         read_space(path)  # said now, not in a log
         argv += ["--space", str(path)]
         name = path.stem
+    if params.get("anyway"):
+        argv.append("--anyway")
     if params.get("config"):
         argv += ["--config", str(params["config"])]
     return StagePlan(

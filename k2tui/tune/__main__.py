@@ -18,6 +18,7 @@ from k2tui.benchdb import BenchDb
 from k2tui.core.bench import BenchRow
 from k2tui.core.job import JobState
 from k2tui.core.load import State
+from k2tui.core.loads import FLAG
 from k2tui.core.server_jobs import is_live
 from k2tui.core.snapshot import ServerView
 from k2tui.core.tuning import (
@@ -42,6 +43,7 @@ from k2tui.core.tuning import (
 from k2tui.doctor_gpu import settle_gpus
 from k2tui.errors import K2Error
 from k2tui.jobs import folder as jobs
+from k2tui.jobs.loads import Alone
 from k2tui.jobs.report import report_progress, report_result
 from k2tui.lifecycle import DECIDED, Stopped, follow_start, free_memory, stop_servers
 from k2tui.orders import submit_stage
@@ -95,8 +97,10 @@ def _with_rows(trial: Trial, rows: list[BenchRow], metric: str) -> Trial:
 class Tuner:
     """Runs the trials of one folder, in turn, until nothing is left to try."""
 
-    def __init__(self, run: TuneFolder, loaded: config.Config) -> None:
+    def __init__(self, run: TuneFolder, loaded: config.Config, *, anyway: bool = False) -> None:
+        """anyway: measure beside other loads of this host, and keep what was measured so."""
         self.run = run
+        self._anyway = anyway
         self.space: Space = run.space
         self.config = loaded
         self.profile = loaded.get_profile(self.space.profile)
@@ -113,6 +117,11 @@ class Tuner:
     # ---- the whole
 
     def go(self) -> int:
+        alone = Alone("", anyway=self._anyway)
+        try:
+            alone.begin(lambda words: report_progress(0, None, "trials", words))
+        finally:
+            alone.close()
         self._clear_leftovers()
         done = self._done = {
             t.key: t for t in self.run.trials() if t.setting != () or t.state == "ok"
@@ -302,6 +311,7 @@ class Tuner:
             "url": url, "concurrency": [space.concurrency], "num_prompts": space.num_prompts, "random_input_len": space.random_input_len,
             "random_output_len": space.random_output_len, "seed": space.seed + 1000 * before, "repeats": want,
             "label": f"tune {words(trial.setting)}"[:80], "tag": self.run.path.name, "warmup": min(space.concurrency, space.num_prompts),
+            "anyway": self._anyway,
         })  # fmt: skip
         told, why = -1, ""
         with BenchDb(readonly=True) as db:
@@ -329,7 +339,13 @@ class Tuner:
             except Halt:
                 jobs.stop(job_id, by="the tuner")
                 raise
-        rows += [r for r in whole if not r.errors and getattr(r, space.metric) is not None]
+        rows += [
+            r
+            for r in whole
+            if not r.errors
+            and getattr(r, space.metric) is not None
+            and (self._anyway or not any(f.startswith(FLAG) for f in r.flags))
+        ]
         trial = _with_rows(trial, rows, space.metric)
         if why:
             return replace(trial, state="slower", cause=why)
@@ -394,6 +410,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--space", type=Path, help="make a new run of this space file")
     parser.add_argument("--config")
+    parser.add_argument("--anyway", action="store_true", help="measure beside other loads of this host")
     args = parser.parse_args(argv)
     if (args.folder is None) == (args.space is None):
         parser.error("give the folder of a run, or --space FILE")
@@ -405,7 +422,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, on_term)
     try:
         run = TuneFolder(args.folder) if args.folder is not None else TuneFolder.create(args.space)
-        tuner = Tuner(run, config.load(args.config))
+        tuner = Tuner(run, config.load(args.config), anyway=args.anyway)
     except K2Error as err:
         print(f"k2tui tune: {err.message}\n  {err.hint}", file=sys.stderr)
         return err.exit_code

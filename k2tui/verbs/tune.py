@@ -94,6 +94,7 @@ def _start(run: Any, args: argparse.Namespace) -> int:
     from k2tui import stages
     from k2tui.config import load
     from k2tui.core.job import JobSpec
+    from k2tui.core.loads import name_of, to_wait_for
     from k2tui.jobs import folder
 
     config_path = str(Path(args.config).resolve()) if args.config else ""
@@ -112,6 +113,11 @@ def _start(run: Any, args: argparse.Namespace) -> int:
             locks=plan.locks,
         )
     )
+    if not args.anyway and (before := to_wait_for(folder.list_jobs(), job_id, "")) is not None:
+        print(
+            f"k2tui tune: it waits for the end of {name_of(before)}; --anyway measures beside it",
+            file=sys.stderr,
+        )
     if not args.wait:
         print(
             json.dumps({"schema": 1, "job": job_id, "run": run.path.name})
