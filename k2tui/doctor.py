@@ -17,6 +17,7 @@ from typing import Any
 from k2tui import __version__, checkpoint, paths
 from k2tui.checkpoint import Checkpoint
 from k2tui.config import Config, Profile
+from k2tui.core.job import Job
 from k2tui.core.launch_rules import GpuFact, LaunchFacts, check_all
 from k2tui.core.topology import Topology
 from k2tui.doctor_gpu import check_gpus, check_links, gpus_per_node, needs_gpus, settle_gpus
@@ -73,13 +74,47 @@ def port_owner(host: str, port: int) -> str:
         probe.close()
     import psutil
 
+    pid = _listener(port)
     try:
-        for conn in psutil.net_connections("tcp"):
-            if conn.laddr and conn.laddr.port == port and conn.status == psutil.CONN_LISTEN and conn.pid:
-                return f"pid {conn.pid} ({psutil.Process(conn.pid).name()})"
+        if pid:
+            job = _job_of(pid)
+            return f"pid {pid} ({psutil.Process(pid).name()})" + (f", k2tui's own job {job.spec.id} ({job.spec.title or job.spec.stage})" if job else "")
     except (psutil.Error, OSError):
         pass
     return "another process"
+
+
+def _listener(port: int) -> int | None:
+    """Pid of who listens at this port; None when nobody does, or when that cannot be told."""
+    import psutil
+
+    try:
+        found = (c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.status == psutil.CONN_LISTEN)
+        return next((pid for pid in found if pid), None)
+    except (psutil.Error, OSError):
+        return None
+
+
+def _job_of(pid: int) -> Job | None:
+    """The job of ours that a process belongs to; None for any other process."""
+    from k2tui.jobs import folder, procs
+
+    job_id = procs.job_id_of(pid)
+    try:
+        return folder.get(job_id) if job_id else None
+    except (K2Error, OSError):
+        return None  # of another state folder, or deleted
+
+
+def _free_the_port(profile: Profile) -> str:
+    """What to do about a port that is held."""
+    pid = _listener(profile.port)
+    job = _job_of(pid) if pid else None
+    other = f"or set another port in [profile.{profile.name}]"
+    if job is None:
+        return f"stop that process, {other}"
+    by = f", started by job {job.spec.parent}" if job.spec.parent else ""
+    return f"stop it (`k2tui down {job.spec.id}`{by}), {other}"
 
 
 def free_port(host: str, start: int) -> int:
@@ -207,7 +242,7 @@ def check_seen(seen: Seen) -> Iterator[Finding]:
             "port",
             Severity.ERROR if owner else Severity.OK,
             f"{profile.host}:{profile.port} is held by {owner}" if owner else f"{profile.host}:{profile.port} is free",
-            f"stop it (`k2tui down`), or set another port in [profile.{profile.name}]" if owner else "",
+            _free_the_port(profile) if owner else "",
         )
     if seen.python_error:
         yield Finding("interpreter", Severity.ERROR, seen.python_error, f"set python in [profile.{profile.name}] to the engine's interpreter")

@@ -18,6 +18,25 @@ def server_jobs(jobs: Sequence[Job]) -> list[Job]:
     return [j for j in jobs if j.spec.kind == "server"]
 
 
+def users_of(server: Job, jobs: Sequence[Job]) -> list[Job]:
+    """Live jobs that fail when this server goes: the one that started it (a pipeline, a tuner), and pipelines whose steps ask it.
+
+    A pipeline that has started no step yet may use any server.
+    """
+    url = server.spec.params.get("url")
+    found: list[Job] = []
+    for job in jobs:
+        if not is_live(job) or job.spec.kind == "server":
+            continue
+        steps = [j for j in jobs if j.spec.parent == job.spec.id] if job.spec.stage == "pipeline" else []
+        asks = job.spec.stage == "pipeline" and (
+            not steps or any(j.spec.params.get("url") == url for j in steps)
+        )
+        if server.spec.parent == job.spec.id or (asks and is_live(server)):
+            found.append(job)
+    return found
+
+
 def shown_servers(jobs: Sequence[Job]) -> list[Job]:
     """The servers worth showing: all live ones, else the one that ended last, so that a failure or a stop stays in sight."""
     servers = server_jobs(jobs)

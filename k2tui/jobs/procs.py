@@ -113,6 +113,11 @@ def by_job(job_ids: Iterable[str]) -> dict[str, list[int]]:
     return found
 
 
+def job_id_of(pid: int) -> str:
+    """The job that a process belongs to, by its environment; "" for any other process, and for those of other users."""
+    return (_variable(_environ(pid), JOB_VAR.encode() + b"=") or b"").decode(errors="replace")
+
+
 def holders(path: Path) -> list[int]:
     """Living processes that have this file open. Linux only: elsewhere nobody is found."""
     found: list[int] = []
