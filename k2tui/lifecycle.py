@@ -325,16 +325,17 @@ class Ending:
         timeout_s: for the job's own end, at least the grace that it was started with; then every process of it is killed. free_wait_s:
         for the driver to give memory back.
         """
-        job = folder.wait(self.job.spec.id, timeout_s=max(timeout_s, self.job.spec.grace_s + _AFTER_GRACE_S))
+        limit_s = max(timeout_s, self.job.spec.grace_s + _AFTER_GRACE_S)
+        job = folder.wait(self.job.spec.id, timeout_s=limit_s, adopts=True)
         if not job.state.is_final:
             self._remains.kill()
-            job = folder.wait(job.spec.id, timeout_s=_KILL_WAIT_S)
+            job = folder.wait(job.spec.id, timeout_s=_KILL_WAIT_S, adopts=True)
         rest = self._remains.clear(free_wait_s)
         return Stopped(job=job, rest=rest, nodes=tuple(self._ends_of_nodes()))
 
     def _ends_of_nodes(self) -> Iterable[str]:
         for job_id in self._nodes:
-            job = folder.wait(job_id, timeout_s=_NODE_WAIT_S)
+            job = folder.wait(job_id, timeout_s=_NODE_WAIT_S, adopts=True)
             if not job.state.is_final or job.exit_code not in (0, NODE_STOPPED):
                 yield f"{job.spec.title}: {job.reason or job.state} (k2tui jobs logs {job_id})"
 

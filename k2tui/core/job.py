@@ -108,4 +108,5 @@ class Job:
     notes: tuple[
         str, ...
     ] = ()  # what the keeper had to say: "log rotated", "2 processes left behind were ended"
+    damage: str = ""  # what of the job's folder cannot be read: "spec.json is missing"; "" = all is well
     unknown_events: int = 0  # journal lines that this version does not understand (counted, never fatal)

@@ -67,7 +67,9 @@ def took_s(job: Job, now_s: float) -> float | None:
 
 
 def detail(job: Job, now_s: float) -> str:
-    """The last column: progress, what it waits for and since when, or how it ended."""
+    """The last column: progress, what it waits for and since when, or how it ended; damage of its folder comes first."""
+    if job.damage:
+        return plain("; ".join(filter(None, (f"damaged: {job.damage}", job.reason))))
     if job.waiting_for:
         since = "" if job.waiting_since_s is None else f", for {duration(now_s - job.waiting_since_s)}"
         return plain(f"waits for {job.waiting_for}{since}")
@@ -112,6 +114,7 @@ def card(job: Job, now_s: float, folder: str) -> str:
         ("job", spec.id),
         ("title", spec.title),
         ("state", str(job.state) + (f": {job.reason}" if job.reason else "")),
+        ("damaged", job.damage),
         ("waits for", detail(job, now_s) if job.waiting_for else ""),
         ("stage", spec.stage + (f" ({spec.kind})" if spec.kind != "task" else "")),
         ("command", " ".join(spec.argv)),
@@ -153,6 +156,7 @@ def to_json(job: Job) -> dict[str, Any]:
         "state": str(job.state),
         "is_final": job.state.is_final,
         "reason": job.reason,
+        "damage": job.damage,
         "exit_code": job.exit_code,
         "pid": job.pid,
         "keeper_pid": job.keeper_pid,

@@ -381,8 +381,19 @@ def get(job_id: str) -> Job:
     return read_job(folder_of(job_id))
 
 
+def _is_there(path: Path) -> bool:
+    """Whether something of that name is there, also where it may not be looked at."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def list_jobs() -> list[Job]:
-    """All jobs, newest first. Jobs that have ended are read once: from memory, or from the index beside the folders."""
+    """All jobs, newest first, damaged ones too (`Job.damage`). Jobs that have ended are read once: from memory, or from the index beside the folders."""
     root = paths.jobs_dir()
     names = _ids(root)
     with _cache_lock:
@@ -411,11 +422,11 @@ def list_jobs() -> list[Job]:
                 found.append(cached.job)
                 continue
         folder = root / name
-        if not os.path.exists(folder / "spec.json"):
+        if facts is None and not any(_is_there(folder / n) for n in ("spec.json", "lock")):
             continue  # deleted while we look, or no job at all
         job = read_job(folder)
         found.append(job)
-        if job.state.is_final and facts is not None:
+        if job.state.is_final and facts is not None and not job.damage:
             try:
                 facts = os.stat(folder / "journal.jsonl")
             except OSError:
@@ -550,8 +561,11 @@ def stop(job_id: str, *, wait_s: float = 0, by: str = "the user") -> Job:
         pause = min(0.3, pause * 1.3)
 
 
-def wait(job_id: str, timeout_s: float | None = None) -> Job:
-    """Wait until the job has ended (or is lost), or the time is over; returns the job as it is then."""
+def wait(job_id: str, timeout_s: float | None = None, *, adopts: bool = False) -> Job:
+    """Wait until the job has ended (or is lost), or the time is over; returns the job as it is then.
+
+    adopts: give it a new keeper at once when its own dies meanwhile, so that a stop that was asked for is carried out.
+    """
     folder = folder_of(job_id)
     until = None if timeout_s is None else time.monotonic() + timeout_s
     pause = 0.02
@@ -559,6 +573,8 @@ def wait(job_id: str, timeout_s: float | None = None) -> Job:
         job = read_job(folder)
         if job.state.is_final or (until is not None and time.monotonic() >= until):
             return job
+        if adopts and job.state is JobState.ORPHANED:
+            adopt(folder.name)
         time.sleep(pause if until is None else max(0.0, min(pause, until - time.monotonic())))
         pause = min(0.3, pause * 1.3)
 
@@ -600,6 +616,8 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None, without: Collect
             f"stop it first: k2tui jobs stop {folder.name}",
         )
     spec = read_spec(folder)
+    if not spec.argv:
+        raise K2Error(f"job {folder.name} is damaged: what its command was is not known", "submit it anew")
     given = os.environ if env is None else env
     stored = {str(k): str(v) for k, v in as_object(read_json(folder / "env.json")).items()}
     base: dict[str, str] = {}

@@ -27,9 +27,10 @@ from k2tui.core.job_words import exit_words
 from k2tui.jobs import conditions, procs
 from k2tui.jobs.locks import Room, is_held
 from k2tui.jobs.start import NAME_TAKEN, module_argv, start_adopter
-from k2tui.jobs.state import ENDED_ALONE, WORK_LOCK, fold_job, read_job
+from k2tui.jobs.state import ENDED_ALONE, WORK_LOCK, fold_job, read_job, read_spec
 from k2tui.jobs.writer import Journal
 from k2tui.parsing import parse_json
+from k2tui.regular import open_regular, read_regular
 
 TICK_S = 1.0
 USAGE_EVERY_S = 5.0
@@ -123,9 +124,8 @@ class Keeper:
     def is_stop_asked(self) -> bool:
         if self.stop_reason:
             return True
-        path = self.folder / "stop.json"
         try:
-            raw = path.read_bytes()
+            raw = read_regular(self.folder / "stop.json")
         except OSError:
             raw = None
         if raw is not None:
@@ -153,7 +153,7 @@ class Keeper:
             if self.is_stop_asked():
                 return JobState.STOPPED, self.stop_reason
             folder = self.jobs_root / left[0]
-            if not (folder / "spec.json").exists():
+            if not folder.is_dir():
                 return JobState.SKIPPED, f"its predecessor {left[0]} does not exist (deleted?)"
             job = read_job(folder)
             if job.state is JobState.SUCCEEDED:
@@ -400,7 +400,7 @@ class Keeper:
 
     def log_tail(self) -> str:
         try:
-            with open(self.folder / "output.log", "rb") as fh:
+            with open_regular(self.folder / "output.log") as fh:
                 fh.seek(max(0, os.fstat(fh.fileno()).st_size - 8192))
                 return fh.read().decode("utf-8", "replace")
         except OSError:
@@ -545,6 +545,8 @@ class AdoptedKeeper(Keeper):
         self.sweep()
         if forced:
             return self.finish(JobState.STOPPED, forced)
+        if self.is_stop_asked():  # the former keeper's doing: it died while it waited for the work's end
+            return self.finish(JobState.STOPPED, f"{self.stop_reason} (its keeper died meanwhile)")
         if not self.began:
             return self.finish(JobState.LOST, "its keeper died before the work began")
         if (self.folder / "result.json").exists():
@@ -580,7 +582,7 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(lock_fd, False)
     handed: dict[str, Any] = {}
     if is_adopting:
-        spec = journal.spec_of(json.loads((folder / "spec.json").read_bytes()))
+        spec = read_spec(folder)
         env: dict[str, str] = {}
     else:
         handed = json.loads(sys.stdin.buffer.read())
@@ -615,7 +617,8 @@ def main(argv: list[str]) -> int:
             "ns": procs.pid_space(),
             "host": procs.host(),
         }
-        if not keeper.journal.add("keeper", **facts):
+        # stage and kind once more: they tell what this is should spec.json be damaged one day
+        if not keeper.journal.add("keeper", **facts, stage=spec.stage, kind=spec.kind):
             return 1  # nothing was started: the submitter says that the disk is full
         if not keeper.be_born():
             os.write(ack_w, b"t")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from k2tui.core.job_queue import Waiter, may_go
 from k2tui.parsing import parse_json
+from k2tui.regular import read_regular
 
 _BAD = re.compile(r"[^A-Za-z0-9_.:-]")
 
@@ -37,7 +38,7 @@ def try_flock(path: Path) -> int | None:
 def is_held(path: Path) -> bool:
     """Whether anybody holds the lock. Takes it in shared mode for a moment; no file = not held."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -52,7 +53,7 @@ def is_held(path: Path) -> bool:
 def holder(root: Path, name: str) -> str:
     """Job id last written by a holder of this name; "" when not known."""
     try:
-        return lock_file(root, name).read_text(encoding="utf-8").strip()
+        return read_regular(lock_file(root, name), 4096).decode().strip()
     except (OSError, UnicodeDecodeError):
         return ""
 
@@ -128,7 +129,7 @@ class Room:
             if job_id == self._me.job_id:
                 continue
             try:
-                raw = parse_json(path.read_text(encoding="utf-8"))
+                raw = parse_json(read_regular(path))
                 waiter = Waiter(
                     job_id, int(raw["priority"]), float(raw["since_s"]), tuple(str(n) for n in raw["names"])
                 )

@@ -1,7 +1,8 @@
 """One job folder as it is now: journal, lock and processes told together. Knows no order and no list.
 
 The law of truth: a journal that says "running" is believed only while its keeper holds the lock. A lock that is free makes
-the reader look again (it may have ended meanwhile), then at the processes: alive = orphaned, gone = lost.
+the reader look again (it may have ended meanwhile), then at the processes: alive = orphaned, gone = lost, or stopped where
+somebody had asked for the end. A file of the folder that cannot be read is damage that the job names, never an error.
 """
 
 from __future__ import annotations
@@ -19,16 +20,27 @@ from k2tui.jobs import procs
 from k2tui.jobs.locks import is_held
 from k2tui.jobs.writer import Journal
 from k2tui.parsing import parse_json
+from k2tui.regular import open_regular, read_regular
 
 WORK_LOCK = "work.lock"  # held by the work itself, not by the keeper
 ENDED_ALONE = "ended after its keeper died; exit code not known, its result is there"
 
 
-def read_json(path: Path) -> Any:
+def _look(path: Path, *, is_ours: bool = False) -> tuple[Any, str]:
+    """(value, damage in words). No file is no damage. is_ours: k2tui wrote it whole, so that a torn one is damage too."""
     try:
-        return parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return None
+        return parse_json(read_regular(path)), ""
+    except FileNotFoundError:
+        return None, ""
+    except OSError as err:
+        return None, f"{path.name}: {err.strerror or err}"
+    except ValueError as err:
+        return None, f"{path.name}: {err}" if is_ours else ""
+
+
+def read_json(path: Path) -> Any:
+    """A file's JSON value; None when there is none that can be read."""
+    return _look(path)[0]
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -36,15 +48,41 @@ def as_object(value: Any) -> dict[str, Any]:
 
 
 def read_spec(folder: Path) -> JobSpec:
-    raw = as_object(read_json(folder / "spec.json"))
-    return journal.spec_of({**raw, "id": folder.name})
+    """What was asked. Of a damaged spec.json: what id and journal tell, stage and kind."""
+    return _spec(folder)[0]
+
+
+def _spec(folder: Path) -> tuple[JobSpec, str]:
+    """(the spec, what is wrong with spec.json)."""
+    raw, damage = _look(folder / "spec.json", is_ours=True)
+    if isinstance(raw, dict) and raw:
+        return journal.spec_of({**as_object(raw), "id": folder.name}), ""
+    told = journal.last_of(read_events(folder)[0], "keeper") or {}
+    damage = damage or ("spec.json is missing" if raw is None else "spec.json: no object of a job")
+    return journal.spec_of(
+        {
+            "id": folder.name,
+            "stage": str(told.get("stage") or folder.name[9:]),
+            "kind": str(told.get("kind") or "task"),
+            "title": "(damaged)",
+        }
+    ), damage
 
 
 def read_events(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """The journal's events, and how many lines were none. A journal that cannot be read has none."""
     try:
-        return journal.parse((folder / "journal.jsonl").read_bytes())
+        return journal.parse(read_regular(folder / "journal.jsonl"))
     except OSError:
         return [], 0
+
+
+def asked_to_stop(folder: Path, job: Job) -> str:
+    """ "stopped by WHOM" when somebody has asked for this job's end; "" otherwise."""
+    raw = read_json(folder / "stop.json")
+    if isinstance(raw, dict):
+        return f"stopped by {as_object(raw).get('by') or 'the user'}"
+    return job.reason if job.state is JobState.STOPPING and job.reason.startswith("stopped by ") else ""
 
 
 def fold_job(folder: Path, spec: JobSpec) -> tuple[Job, list[dict[str, Any]]]:
@@ -52,30 +90,38 @@ def fold_job(folder: Path, spec: JobSpec) -> tuple[Job, list[dict[str, Any]]]:
     return journal.fold(spec, events, bad), events
 
 
-def with_files(folder: Path, job: Job) -> Job:
-    result = read_json(folder / "result.json")
+def with_files(folder: Path, job: Job, damage: str = "") -> Job:
+    """The job with what its stage wrote beside the journal. damage: what is known to be wrong with the folder already."""
+    result, no_result = _look(folder / "result.json")
+    progress, no_progress = _look(folder / "progress.json")
     try:
         log_bytes = (folder / "output.log").stat().st_size
     except OSError:
         log_bytes = 0
     return replace(
         job,
-        progress=journal.progress_of(read_json(folder / "progress.json")),
+        progress=journal.progress_of(progress),
         result=as_object(result) if isinstance(result, dict) else None,
         log_bytes=log_bytes,
+        damage="; ".join(filter(None, (damage, no_result, no_progress))),
     )
 
 
 def read_job(folder: Path) -> Job:
     """The job as journal, lock and processes tell it together."""
-    spec = read_spec(folder)
+    spec, damage = _spec(folder)
     job, events = fold_job(folder, spec)
+    if not events:
+        try:
+            open_regular(folder / "journal.jsonl").close()
+        except OSError as err:
+            damage = "; ".join(filter(None, (damage, f"journal.jsonl: {err.strerror or err}")))
     if not job.state.is_final and not is_held(folder / "lock"):
         # it may have ended between the two looks: the journal is read once more after the lock was seen free
         job, events = fold_job(folder, spec)
         if not job.state.is_final:
             job = _without_keeper(folder, job, events)
-    return with_files(folder, job)
+    return with_files(folder, job, damage)
 
 
 def _without_keeper(folder: Path, job: Job, events: Sequence[journal.Event]) -> Job:
@@ -110,10 +156,12 @@ def _without_keeper(folder: Path, job: Job, events: Sequence[journal.Event]) -> 
 def settle(folder: Path, job: Job, why: str, *, began: bool) -> Job:
     """Write down how a job without keeper and work ended, if nobody holds its lock now; else only say so.
 
-    Lost, but for work that had written its result: a stage writes that last.
+    Lost, but for a stop that was asked for and for work that had written its result: a stage writes that last.
     """
     state = JobState.LOST
-    if began and (folder / "result.json").exists():
+    if asked := asked_to_stop(folder, job):
+        state, why = JobState.STOPPED, f"{asked} ({why})"
+    elif began and (folder / "result.json").exists():
         state, why = JobState.SUCCEEDED, ENDED_ALONE
     lost = replace(job, state=state, reason=why, waiting_for="", waiting_since_s=None)
     try:
