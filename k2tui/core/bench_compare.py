@@ -201,7 +201,7 @@ def compare_table(found: Sequence[Comparison], width: int = 120) -> str:
         return "nothing to compare"
     base = next((c.base for c in found if c.base), ())
     new = next((c.new for c in found if c.new), ())
-    title = f" ● {name_of(base)}  against  {name_of(new)}"
+    title = f" base ● {name_of(base)}   new {name_of(new)}   (figures: base → new)"
     headers = ["C", "out tok/s", "Δ", "tok/s/user", "Δ", "TTFT p50", "Δ", "TPOT p50", "Δ", "verdict"]
     body: list[list[str]] = []
     for c in found:

@@ -10,7 +10,7 @@ from k2tui.core.bench_groups import baseline_of
 from k2tui.core.bench_table import num
 from k2tui.core.stats import Verdict
 from k2tui.tui import format as fmt
-from k2tui.tui.lines import Glyphs, Row, Seg, wrap
+from k2tui.tui.lines import Cell, Glyphs, Row, Seg, middle, wrap
 from k2tui.tui.view import View
 
 NONE = "-"
@@ -72,6 +72,11 @@ def verdict(v: Verdict) -> Seg:
 
 def name(row: BenchRow) -> str:
     return row.label or row.run_id[-6:]
+
+
+def name_cell(text: str, role: str, g: Glyphs) -> Cell:
+    """A label for a cell of any width, cut in the middle: labels begin alike ("tune ..."), and their ends tell them apart."""
+    return lambda cells: (Seg(middle(text, cells, g.ellipsis), role),)
 
 
 def load(row: BenchRow) -> str:

@@ -158,6 +158,20 @@ def fit(text: str, cells: int, align: str = "<", ellipsis: str = "…") -> str:
     return text + blank
 
 
+def middle(text: str, cells: int, ellipsis: str) -> str:
+    """Exactly `cells` cells, cut in the middle: texts that begin alike are told apart by their ends."""
+    text = clean(text)
+    room = cells - width(ellipsis)
+    if width(text) <= cells or room < 8:
+        return fit(text, cells, "<", ellipsis)
+    tail = ""
+    for char in reversed(text):
+        if width(char + tail) > room // 2:
+            break
+        tail = char + tail
+    return fit(text, room - width(tail), "<", "") + ellipsis + tail
+
+
 def line_width(line: Iterable[Seg]) -> int:
     return sum(width(seg.text) for seg in line)
 

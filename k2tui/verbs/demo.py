@@ -12,7 +12,7 @@ from typing import Any
 HELP = "try k2tui here and now: a real tiny server on this machine's CPU"
 DESCRIPTION = (
     "Starts the embedded engine on the small trained model that k2tui ships, as a job, and opens the dashboard on it. There 8 shows "
-    "the pipeline: Enter runs it up to a step, A runs all of it, to the draft's figures. "
+    "the pipeline: Enter shows a step, u runs up to it, A runs all of it, to the draft's figures. "
     "--headless does the same without a terminal: waits until the server is ready, benchmarks it, prints what happened, "
     "stops what it started, and exits 0. --pipeline runs every step to the final report (some minutes)."
 )

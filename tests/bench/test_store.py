@@ -342,6 +342,8 @@ def test_compare_says_why_not(tmp_path: Path) -> None:
         (c,) = compare([r for r in slow if r], [r for r in slow if r])
         assert c.verdict is Verdict.SAME
         assert "same" in compare_table([c], 80)
+        (c,) = compare([r for r in slow if r], [r for r in fast if r])
+        assert " base ● " in compare_table([c], 80) and "   new fast " in compare_table([c], 80)
 
 
 def test_sweep_marks_knee_and_bars(tmp_path: Path) -> None:

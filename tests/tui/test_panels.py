@@ -135,3 +135,20 @@ def test_the_command_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch,
     for started, said in ((str(found), "k2tui"), (".venv/bin/k2tui", ".venv/bin/k2tui"), ("/x/k2tui/__main__.py", "k2tui")):
         monkeypatch.setattr("sys.argv", [started])
         assert own_command() == said
+
+
+def test_a_cell_too_small_keeps_what_tells_labels_apart() -> None:
+    """Rows of a tuning run begin alike: in 12 cells their ends must be seen."""
+    from k2tui.tui.benchtext import name_cell
+
+    texts = [name_cell(f"tune max-running-requests={n}", "", UNICODE)(12)[0].text for n in (1, 2)]
+    assert texts[0] != texts[1] and all(len(t) == 12 and t.startswith("tune") for t in texts)
+
+
+def test_a_jobs_result_is_told_without_ids() -> None:
+    from k2tui.tui.panels.jobs import told
+
+    sweep = "01M8PAYXQF9ZK2V6T7R8S9ABCD"
+    rows = [{"concurrency": c, "output_throughput": 100.0 * c} for c in (1, 4)]
+    assert told({"rows": rows, "sweep": sweep, "url": "http://h:1"}) == "C=1 100 tok/s  C=4 400 tok/s"
+    assert told({"sweep": sweep, "serve_job": "0k3jd92x-serve", "loss": 1.5, "draft": "/d"}) == "loss 1.50  draft /d"

@@ -35,7 +35,7 @@ def _row(row: BenchRow, view: View) -> Sequence[Cell]:
     wrong = bool(row.errors or row.flags)
     return (
         bt.mark(row, view.glyphs, is_base=row.run_id == view.bench.base_id),
-        Seg(bt.name(row), "warn" if row.flags else ""),
+        bt.name_cell(bt.name(row), "warn" if row.flags else "", view.glyphs),
         Seg(bt.load(row)),
         bt.figure(row.output_throughput, "bold"),
         bt.figure(row.tok_s_user),

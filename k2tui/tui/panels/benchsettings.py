@@ -49,7 +49,7 @@ def draw(view: View, width: int, height: int) -> Picture:
             sign = Seg(g.star, "ok")
         return (
             sign,
-            Seg(s.label, "warn" if newest.flags else ""),
+            bt.name_cell(s.label, "warn" if newest.flags else "", g),
             _with_interval(s.tok_s_user, g),
             _with_interval(s.output_throughput, g),
             Seg("baseline", "accent") if s.is_base else bt.delta(s.delta, g),

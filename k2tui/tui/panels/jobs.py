@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from k2tui.core.job import Job, JobState
 from k2tui.tui import format as fmt
@@ -22,6 +24,8 @@ ROLES = {
     JobState.ORPHANED: "warn",
     JobState.LOST: "bad",
 }
+
+_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}|[0-9a-z]{8}-[a-z0-9-]+")  # of a run, of a job
 
 
 def mark(state: JobState, g: Glyphs) -> str:
@@ -81,7 +85,7 @@ def describe(job: Job, now_s: float) -> Seg:
         if job.reason and job.state is not JobState.SUCCEEDED:
             return Seg(job.reason, ROLES[job.state])
         if job.result:
-            return Seg("  ".join(f"{k} {_short(v)}" for k, v in job.result.items() if isinstance(v, int | float | str)), "dim")
+            return Seg(told(job.result), "dim")
         return Seg(job.reason, "dim")
     if job.state is JobState.ORPHANED:
         return Seg(job.reason or "its keeper is dead, the work goes on", "warn")
@@ -89,6 +93,16 @@ def describe(job: Job, now_s: float) -> Seg:
         resumed = f"resumed from {job.progress.resumed}" if job.progress.resumed else ""
         return Seg("; ".join(w for w in (resumed, job.progress.note) if w), "dim")
     return Seg(f"pid {job.pid}" if job.pid else "", "dim")
+
+
+def told(result: Mapping[str, Any]) -> str:
+    """A result in words: a benchmark's throughput at each load, else its figures and texts. Ids of jobs and runs say nothing to people."""
+    rows = result.get("rows")
+    if isinstance(rows, list) and rows and all(isinstance(r, dict) for r in rows):
+        words = [f"C={r.get('concurrency')} {_short(r['output_throughput'])} tok/s" for r in rows if r.get("concurrency") and r.get("output_throughput")]
+        if words:
+            return "  ".join(dict.fromkeys(words))
+    return "  ".join(f"{k} {_short(v)}" for k, v in result.items() if isinstance(v, int | float | str) and not _ID.fullmatch(str(v)))
 
 
 def _short(value: object) -> str:

@@ -27,12 +27,10 @@ from k2tui.tui.lines import (
     Picture,
     Row,
     Seg,
-    clean,
-    fit,
     fit_line,
+    middle,
     table,
     text_line,
-    width,
     wrap,
 )
 from k2tui.tui.panels import Panel
@@ -66,20 +64,6 @@ def _columns(metric: str) -> tuple[Column, ...]:
         Column("ready", 6, keep=5, align=">"),
         Column("stop", 5, keep=2, align=">"),
     )
-
-
-def middle(text: str, cells: int, ellipsis: str) -> str:
-    """Exactly `cells` cells, cut in the middle: settings begin alike, and their ends tell them apart."""
-    text = clean(text)
-    room = cells - width(ellipsis)
-    if width(text) <= cells or room < 8:
-        return fit(text, cells, "<", ellipsis)
-    tail = ""
-    for char in reversed(text):
-        if width(char + tail) > room // 2:
-            break
-        tail = char + tail
-    return fit(text, room - width(tail), "<", "") + ellipsis + tail
 
 
 def sign(row: Ranked, g: Glyphs) -> Seg:

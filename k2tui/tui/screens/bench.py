@@ -69,7 +69,7 @@ class BenchScreen(Deck):
             self._pick = replace(self._pick, text=text.strip())
             self._again()
 
-        self.ask("show runs with", self._pick.text, done)
+        self.ask("show runs with", self._pick.text, done, replaces=True)
 
     def action_bench_base(self) -> None:
         """Measure the others against the selected run; again on the same run: back to the stored baseline."""

@@ -112,7 +112,7 @@ class BoardScreen(Deck):
         self._again()
 
     def action_board_filter(self) -> None:
-        self.ask("show tasks with", self._pick.text, lambda text: self._show(replace(self._pick, text=text.strip())))
+        self.ask("show tasks with", self._pick.text, lambda text: self._show(replace(self._pick, text=text.strip())), replaces=True)
 
     def action_board_status(self) -> None:
         self._show(replace(self._pick, status=STATUSES[(STATUSES.index(self._pick.status) + 1) % len(STATUSES)]))

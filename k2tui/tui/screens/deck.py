@@ -208,7 +208,8 @@ class Deck(OnceScreen):
 
     # -- asking for a text
 
-    def ask(self, label: str, initial: str, done: Callable[[str], None]) -> None:
+    def ask(self, label: str, initial: str, done: Callable[[str], None], *, replaces: bool = False) -> None:
+        """Ask for a text at the bottom. replaces: typing takes the place of `initial`."""
         from k2tui.tui.widgets.prompt import Prompt
 
         if self.query(Prompt):
@@ -220,7 +221,7 @@ class Deck(OnceScreen):
                 before.focus(scroll_visible=False)
             done(text)
 
-        prompt = Prompt(label, initial, finish)
+        prompt = Prompt(label, initial, finish, replaces=replaces)
         self.mount(prompt)
         self.dashboard.hold_keys(prompt)
 
@@ -228,9 +229,9 @@ class Deck(OnceScreen):
         event.stop()
         view = event.sender
         if event.what == "search":
-            self.ask("search /", event.initial, view.search)
+            self.ask("search /", event.initial, view.search, replaces=True)
         else:
-            self.ask("only lines with", event.initial, view.set_filter)
+            self.ask("only lines with", event.initial, view.set_filter, replaces=True)
 
     def on_descendant_focus(self) -> None:
         if not self.is_small:

@@ -23,8 +23,10 @@ class Prompt(Horizontal):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "drop", show=False)]
 
-    def __init__(self, label: str, initial: str, done: Callable[[str], None]) -> None:
+    def __init__(self, label: str, initial: str, done: Callable[[str], None], *, replaces: bool = False) -> None:
+        """replaces: what is typed first takes the place of `initial` (a search); else it is added to it (a text to edit)."""
         super().__init__()
+        self._replaces = replaces
         self._label = label
         self._initial = initial
         self._done = done
@@ -41,7 +43,10 @@ class Prompt(Horizontal):
     def on_mount(self) -> None:
         self._before = self.screen.focused
         self.query_one(Lines).show([(Seg(f" {self._label} ", "key bold"),)])
-        self.query_one(Input).focus()
+        field = self.query_one(Input)
+        field.focus()
+        if self._replaces and self._initial:
+            field.select_all()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
