@@ -21,6 +21,8 @@ from k2tui.parsing import ParseError, parse_toml
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
+NOT_ASKED = "not asked for"
+"""Why a step beyond the asked ones is left out."""
 NEVER_RAN = "has not run yet"
 """Why a step without a record is run."""
 
@@ -558,7 +560,7 @@ def decide(
                 fresh.add(step.name)
             continue
         if step.name not in asked or (only and step.name not in only):
-            actions[step.name] = ("skip", "not asked for")
+            actions[step.name] = ("skip", NOT_ASKED)
             continue
         why = ""
         record = records.get(step.name)

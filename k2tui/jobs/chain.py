@@ -13,7 +13,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from k2tui import doctor, paths, stages
 from k2tui.config import Config
 from k2tui.core.chain import (
     NEVER_RAN,
+    NOT_ASKED,
     Chain,
     Decision,
     Record,
@@ -402,6 +403,8 @@ class ChainRun:
         progress: Callable[[int, int, str, float | None], None],
     ) -> dict[str, Any]:
         summary: dict[str, Any] = {}
+        beyond = {d.step.name for d in todo if d.why == NOT_ASKED}
+        todo = [d for d in todo if not self._is_beyond(d.step, beyond)]  # "3/3 steps" up to the third one
         done = 0
         self._counts = {"ran": 0, "skipped": 0}
         try:
@@ -446,6 +449,13 @@ class ChainRun:
                     self._stop_servers(set())
             finally:
                 self._write_report()
+
+    def _is_beyond(self, step: Step, beyond: Set[str]) -> bool:
+        """Whether a step was not asked for; a server, when none of the steps that were needs it."""
+        if step.name not in self.servers:
+            return step.name in beyond
+        users = {u.name for u in server_users(self.chain, step.name, self.servers)}
+        return bool(users) and users <= beyond
 
     def report(self) -> dict[str, Any]:
         """The figures of all steps so far (`core.chain_report`)."""

@@ -511,7 +511,20 @@ class Dashboard(QuietApp):
                 self.view = View(self.snap, self.clock(), self.history, self.glyphs, self.server_key, "")
                 self.action_stop_server()
                 return
-        self._ask_stop("Stop this job?", [(Seg(job.spec.title or job.spec.stage, "bold"), Seg(f"  job {job.spec.id}", "dim"))], [job], "stop it")
+        lines: list[Line] = [(Seg(job.spec.title or job.spec.stage, "bold"), Seg(f"  job {job.spec.id}", "dim"))]
+        lines += [text_line(part, "warn") for part in wrap(self._comes_of_a_stop(job), min(96, self.size.width * 9 // 10 - 4))]
+        self._ask_stop("Stop this job?", lines, [job], "stop it")
+
+    def _comes_of_a_stop(self, job: Job) -> str:
+        """What else a stop of this job comes to: the job that waits for it fails, and how its own work goes on; "" = nothing."""
+        words: list[str] = []
+        above = next((j for j in self.snap.jobs if j.spec.id == job.spec.parent and j.spec.stage == "pipeline" and not j.state.is_final), None)
+        if above is not None:
+            words.append(f"{above.spec.title or above.spec.stage} (job {above.spec.id}) started it and fails with it; run again, it goes on from here.")
+        info = self.stage_info(job.spec.stage) if job.spec.params else None
+        if info is not None and info.resumes:
+            words.append(f"What it did is kept: a retry (r) goes on after {info.resumes}.")
+        return " ".join(words)
 
     def _ask_stop(self, title: str, lines: list[Line], jobs: Sequence[Job], yes: str, *, leave: bool = False) -> None:
         """Shows what will die: the processes by number, GPU and memory; then stops the jobs."""

@@ -326,7 +326,15 @@ def test_a_run_its_skips_and_what_makes_it_run_again(
     assert run(path)[0]["make"] == "skip", "the content counts, not the time"
     assert run(path, start="count")[0] == {"make": "skip", "count": "run", "tell": "run"}
     (tmp_path / "input").write_text("abcde")
-    assert run(path)[0] == {"make": "run", "count": "run", "tell": "run"}
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int, note: str, left_s: float | None) -> None:
+        told.append((done, total))
+
+    asked, said = run(path, to="count", progress=progress)
+    assert asked == {"make": "run", "count": "run"} and "not asked for" not in "".join(said)
+    assert told[-1] == (2, 2), "what comes after the asked step is no part of the run"
+    assert run(path)[0] == {"make": "skip", "count": "skip", "tell": "run"}
     made = next((home / "chains" / "t").glob("make-*/data"))
     for data in (home / "chains" / "t").glob("make-*/data"):
         data.write_text("tampered")

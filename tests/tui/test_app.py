@@ -185,6 +185,21 @@ async def test_stopping_a_server_under_a_pipeline_warns(make_app: Any) -> None:
         await shows(pilot, "Stop the server?", "A pipeline is running (job pipeline-1)")
 
 
+async def test_stopping_a_pipelines_step_says_what_comes_of_it(make_app: Any) -> None:
+    def script(now: float) -> Snapshot:
+        snap = fake.scene("serving", now, 124.0)
+        step = Job(JobSpec("train-1", "train", "train the draft", ("k2tui",), parent="pipeline-1", params={"lr": 1}), JobState.RUNNING)
+        above = Job(JobSpec("pipeline-1", "pipeline", "pipeline demo", ("k2tui",)), JobState.RUNNING)
+        train = StageInfo("train", "Train", "t", resumes="its last save")
+        return replace(snap, jobs=(step, above, *snap.jobs), stages=(*(s for s in snap.stages if s.name != "train"), train))
+
+    async with make_app(backend=fake.FakeBackend(script, clock=lambda: fake.T0)).run_test(size=(120, 40)) as pilot:
+        await pilot.press("3")
+        await shows(pilot, "train the draft")
+        await pilot.press("home", "d")
+        await shows(pilot, "Stop this job?", "pipeline demo (job pipeline-1) started it", "goes on after its last save")
+
+
 async def test_benchmark_form(make_app: Any) -> None:
     app = make_app("serving", settings=Settings(bench={"concurrency": "2", "num_prompts": "9"}))
     async with app.run_test(size=(80, 24)) as pilot:
