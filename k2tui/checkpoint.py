@@ -13,6 +13,7 @@ from typing import Any
 
 from k2tui.core.modelmath import shape_of
 from k2tui.errors import K2Error
+from k2tui.regular import read_regular
 
 _MAX_HEADER = 100 << 20  # safetensors' own limit
 _PACKED = (".weight_packed", ".qweight")  # several quantised weights in a 32-bit word
@@ -77,7 +78,7 @@ def _has_chat_template(folder: Path) -> bool:
 
 def _json_file(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path))
     except OSError as err:
         raise K2Error(f"{path}: {err.strerror or err}", "check the path and its permissions")
     except (ValueError, RecursionError) as err:

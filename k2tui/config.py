@@ -18,6 +18,7 @@ from typing import Any, cast
 from k2tui import paths
 from k2tui.errors import UsageError
 from k2tui.parsing import ParseError, parse_toml
+from k2tui.regular import read_regular
 
 
 @dataclass(frozen=True)
@@ -268,9 +269,7 @@ def _range_error(cls: type, key: str, value: Any) -> str:
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        if not path.is_dir() and path.exists() and not path.is_file():
-            raise UsageError(f"{path} is no regular file", "give the path of a TOML file")
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode()
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder, not a config file", "give the path of a TOML file")
     except UnicodeDecodeError as err:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from k2tui.errors import K2Error
 from k2tui.parsing import parse_json
+from k2tui.regular import read_regular
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,7 @@ def model_facts(folder: Path) -> ModelFacts:
     """Raises K2Error when the folder is no checkpoint."""
     path = folder / "config.json"
     try:
-        config = parse_json(path.read_text(encoding="utf-8"))
+        config = parse_json(read_regular(path))
         text = text_config(config)
         hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
     except OSError as err:

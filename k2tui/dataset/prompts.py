@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import random
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any
 from k2tui.errors import K2Error, UsageError
 from k2tui.parsing import parse_json
 from k2tui.paths import install_hint
+from k2tui.regular import open_regular
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool",
           "function": "tool", "observation": "tool", "developer": "system", "bot": "assistant", "chatgpt": "assistant"}  # fmt: skip
@@ -149,7 +151,7 @@ def _raw_rows(path: Path) -> Iterator[Any]:
         yield from raw
     elif suffix in (".jsonl", ".ndjson", ".txt"):
         try:
-            with path.open(encoding="utf-8") as fh:
+            with io.TextIOWrapper(open_regular(path), encoding="utf-8") as fh:
                 for number, line in enumerate(fh, 1):
                     if not line.strip():
                         continue
@@ -170,7 +172,8 @@ def _raw_rows(path: Path) -> Iterator[Any]:
 
 def _load(path: Path) -> Any:
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        with open_regular(path) as fh:
+            return parse_json(fh.read())
     except (OSError, ValueError) as err:
         raise K2Error(f"{path}: {err}")
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from k2tui.errors import K2Error
 from k2tui.parsing import ParseError, parse_json
+from k2tui.regular import open_regular
 
 KEYS = (
     "input_ids",
@@ -149,6 +151,16 @@ def problem_of(raw: dict[str, Any], vocab_size: int | None = None) -> str:
     return ""
 
 
+def _refuse_endless(path: Path, fh: BinaryIO) -> None:
+    """Refuse what says that it is empty and is not: the kernel's own files, such as /proc/self/mem."""
+    try:
+        if not fh.read(1):
+            return
+    except OSError:
+        pass
+    raise K2Error(f"{path}: no regular file (of the kernel)", "give a file on a disk")
+
+
 class RowFile:
     """A JSONL file of rows, memory-mapped: the place of each line is found at once, its numbers only when asked for.
 
@@ -158,7 +170,7 @@ class RowFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            fh = path.open("rb")
+            fh = open_regular(path)
         except IsADirectoryError:
             raise K2Error(f"{path} is a folder", "give the tokenized_data.jsonl inside it")
         except OSError as err:
@@ -166,7 +178,9 @@ class RowFile:
                 f"{path}: {err.strerror or err}", "check the path; `k2tui prepare` makes such a file"
             )
         with fh:
-            self.size_b = path.stat().st_size
+            self.size_b = os.fstat(fh.fileno()).st_size
+            if not self.size_b:
+                _refuse_endless(path, fh)
             self._map = mmap.mmap(fh.fileno(), 0, access=mmap.ACCESS_READ) if self.size_b else None
         self.offsets: list[int] = [0]
         if self._map is not None:

@@ -118,6 +118,8 @@ def check_rows(path: Path, vocab_size: int | None = None, limit: int = 1000) -> 
             twins += 1
         else:
             seen[key] = number
+    if not len(rows):
+        problems.append(f"{path}: no rows")
     if not rows.ends_whole:
         problems.append(f"{path}: the last line has no end: its writer was stopped in the middle")
     return valid, problems, twins

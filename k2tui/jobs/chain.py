@@ -48,6 +48,7 @@ from k2tui.jobs import conditions, folder
 from k2tui.jobs.state import as_object, read_json
 from k2tui.orders import settled, start_server
 from k2tui.parsing import parse_json
+from k2tui.regular import read_regular
 
 __all__ = ["ChainRun", "default_text", "load_chain", "open_run"]
 
@@ -79,11 +80,7 @@ def load_chain(path: Path | str | None = None) -> Chain:
         else Path(path).expanduser()
     )
     try:
-        if not stat.S_ISREG(where.stat().st_mode) and not where.is_dir():
-            raise UsageError(
-                f"{where} is no regular file (a pipe or a device)", "give the path of a TOML file"
-            )
-        text = where.read_text(encoding="utf-8")
+        text = read_regular(where).decode()
     except UnicodeDecodeError as err:
         raise UsageError(f"{where}: not UTF-8 text (byte {err.start})")
     except OSError as err:
@@ -110,7 +107,7 @@ def signature(path: str) -> str:
             return "none: no regular file"  # a pipe or a device may never end
         if facts.st_size > WHOLE_B:
             return f"file:{facts.st_size}:{facts.st_mtime_ns}"
-        return "sha256:" + hashlib.sha256(where.read_bytes()).hexdigest()[:32]
+        return "sha256:" + hashlib.sha256(read_regular(where)).hexdigest()[:32]
     except OSError as err:
         return f"none: {err.strerror}"
 

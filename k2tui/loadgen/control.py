@@ -15,6 +15,7 @@ from k2tui.core.workload import fingerprint
 from k2tui.errors import K2Error, NotReadyError, UsageError
 from k2tui.loadgen.jsonvalue import listing, mapping
 from k2tui.parsing import ParseError, parse_json
+from k2tui.regular import read_regular
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def _vocab_size(path: str, *infos: Mapping[str, Any]) -> int | None:
         if isinstance(info.get("vocab_size"), int):
             return int(info["vocab_size"])
     try:
-        config = mapping(parse_json((Path(path) / "config.json").read_bytes()))
+        config = mapping(parse_json(read_regular(Path(path) / "config.json")))
     except (OSError, ParseError):
         return None
     size = config.get("vocab_size") or mapping(config.get("text_config")).get("vocab_size")

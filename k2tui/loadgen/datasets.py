@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import random
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from k2tui.core.workload import Prompt, Workload
 from k2tui.errors import UsageError
 from k2tui.loadgen.jsonvalue import listing, mapping
 from k2tui.parsing import ParseError, parse_json
+from k2tui.regular import open_regular
 
 KINDS = ("random", "shared-prefix", "multi-turn", "mooncake", "sharegpt", "tokenized", "jsonl")
 DEFAULT_OUTPUT = 128  # tokens, where a file says nothing
@@ -81,7 +83,7 @@ def build(want: Wanted, seed: int) -> Workload:
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of a JSONL file, or of a JSON list (the number is then the item's)."""
     try:
-        with path.open(encoding="utf-8") as fh:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as fh:
             head = fh.read(1)
             while head and head.isspace():
                 head = fh.read(1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 VERSION = "0.5.23"  # the SGLang release whose log grammar and HTTP dialect are spoken
 
@@ -86,22 +86,32 @@ _WITHOUT_EFFECT = {
 }
 
 
+_N = TypeVar("_N", int, float)
+
+
+def _number(kind: Callable[[str], _N], text: str, what: str) -> _N:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}") from None
+
+
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _number(int, text, "a whole number")
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
 
 
 def _port(text: str) -> int:
-    value = int(text)
+    value = _number(int, text, "a port number")
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"must be 0 (any free port) to 65535, got {value}")
     return value
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = _number(float, text, "a number of seconds")
     if not 0 <= value < 3600:
         raise argparse.ArgumentTypeError(f"must be 0 to 3600 seconds, got {text}")
     return value

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from k2tui.core.loadlines import clean
 from k2tui.errors import K2Error, UsageError
+from k2tui.regular import open_regular
 from k2tui.sources.tail import Tail
 
 BLOCK_B = 256 << 10
@@ -349,7 +350,7 @@ _WHOLE_B = 32 << 20
 def newest_start_at(path: str | Path, max_b: int = 256 << 20) -> int:
     """Offset of a line a little before a log's newest start; at most max_b from the end. 0 for small files (32 MiB):
     their earlier starts are worth knowing."""
-    with open(path, "rb") as fh:
+    with open_regular(path) as fh:
         size = os.fstat(fh.fileno()).st_size
         if size <= _WHOLE_B:
             return 0
@@ -382,7 +383,7 @@ def count_lines(path: str | Path, start: int, end: int) -> int:
 
 def chunks(path: str | Path, begin: int = 0, chunk_b: int = 1 << 20) -> Iterator[bytes]:
     """The file from `begin` to its end as it is now, in pieces."""
-    with open(path, "rb") as fh:
+    with open_regular(path) as fh:
         left = os.fstat(fh.fileno()).st_size - begin
         fh.seek(begin)
         while left > 0 and (data := fh.read(min(chunk_b, left))):

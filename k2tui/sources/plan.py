@@ -25,6 +25,7 @@ from k2tui.core.job import Job
 from k2tui.errors import K2Error, UsageError
 from k2tui.files import write_json
 from k2tui.parsing import parse_json
+from k2tui.regular import NotRegularError, open_regular
 from k2tui.sources.chain import Done
 
 __all__ = ["PlanFile", "default_plan", "find_plans", "load_plan"]
@@ -34,15 +35,12 @@ MAX_BYTES = 8 << 20
 
 def _read(path: Path) -> bytes:
     try:
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder, not a plan file", "give a .json, .md or .toml file")
-        # not blocking: a pipe without a writer would hold the reader for ever
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as fh:
-            if not stat.S_ISREG(os.fstat(fh.fileno()).st_mode):
-                raise UsageError(
-                    f"{path} is no regular file (a pipe or a device)", "give a .json, .md or .toml file"
-                )
+        with open_regular(path) as fh:
             raw = fh.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder, not a plan file", "give a .json, .md or .toml file")
+    except NotRegularError as err:
+        raise UsageError(f"{path}: {err.strerror}", "give a .json, .md or .toml file")
     except OSError as err:
         raise UsageError(f"{path}: {err.strerror or err}", "check the path and its permissions")
     if len(raw) > MAX_BYTES:

@@ -13,6 +13,7 @@ from k2tui.config import Profile
 from k2tui.core.tuning import Setting, Space, apply, words
 from k2tui.errors import K2Error, UsageError
 from k2tui.paths import model_path
+from k2tui.regular import read_regular
 
 
 def refuse(space: Space, profile: Profile) -> None:
@@ -37,7 +38,7 @@ def context_length(profile: Profile) -> int:
             given = inline or (args[i + 1] if i + 1 < len(args) else "")
             return int(given) if given.isdecimal() else 0
     try:
-        raw: Any = json.loads((Path(model_path(profile.model)) / "config.json").read_bytes())
+        raw: Any = json.loads(read_regular(Path(model_path(profile.model)) / "config.json"))
         if raw.get("rope_scaling"):
             return 0  # the engine makes it longer by rules of its own
         found = raw.get("max_position_embeddings")

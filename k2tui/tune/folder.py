@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 import time
 from collections.abc import Sequence
 from dataclasses import fields
@@ -19,6 +18,7 @@ from k2tui.core.tuning import Space, Trial, TuneStep, TuneView, parse_space, tri
 from k2tui.errors import UsageError
 from k2tui.files import write_whole
 from k2tui.parsing import ParseError, parse_json, parse_toml
+from k2tui.regular import read_regular
 
 
 def root() -> Path:
@@ -55,9 +55,7 @@ def _toml(value: Any) -> str:
 def read_space(path: Path) -> Space:
     """A space file. Raises UsageError naming the file and line."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
-            raise UsageError(f"{path} is no regular file", "give the path of a TOML file")
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode()
         raw = parse_toml(text)
     except FileNotFoundError:
         raise UsageError(
@@ -145,16 +143,16 @@ class TuneFolder:
     def view(self) -> TuneView:
         """The run as it stands on the disk. `now` says what was being done when now.json was written: the job's life tells whether it still is."""
         try:
-            space = self.space
+            space, trials = self.space, tuple(self.trials())
         except UsageError as err:
             return TuneView(self.path.name, error=err.message)
         step, job_id = self.now()
-        return TuneView(self.path.name, space, tuple(self.trials()), job_id, step)
+        return TuneView(self.path.name, space, trials, job_id, step)
 
     def now(self) -> tuple[TuneStep | None, str]:
         """(what the tuner does, its job id); (None, "") between runs."""
         try:
-            raw = parse_json((self.path / "now.json").read_bytes())
+            raw = parse_json(read_regular(self.path / "now.json"))
             setting = trial_from_json({"setting": raw["setting"]}).setting
             step = TuneStep(
                 setting,
@@ -187,7 +185,7 @@ class TuneFolder:
         path = self.path / "profile.toml"
         text = profile_toml(profile)
         try:
-            kept = parse_toml(path.read_bytes())
+            kept = parse_toml(read_regular(path))
         except FileNotFoundError:
             write_whole(path, f"# as it was when this run began, k2tui {__version__}\n{text}")
             return
@@ -204,12 +202,14 @@ class TuneFolder:
             )
 
     def trials(self) -> list[Trial]:
-        """Every whole line, the newest of each key; a torn last line (a crash in mid-write) is left out."""
+        """Every whole line, the newest of each key; a torn last line (a crash in mid-write) is left out. Raises UsageError."""
         found: dict[str, Trial] = {}
         try:
-            data = (self.path / "trials.jsonl").read_bytes()
+            data = read_regular(self.path / "trials.jsonl")
         except FileNotFoundError:
             return []
+        except OSError as err:
+            raise UsageError(f"{err.filename}: {err.strerror}", "the trials of this run cannot be read") from None
         for line in data.split(b"\n"):
             try:
                 trial = trial_from_json(parse_json(line))

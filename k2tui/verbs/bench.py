@@ -279,13 +279,13 @@ def _sorted(rows: list[Any], key: str) -> list[Any]:
 
 
 def _import(args: argparse.Namespace) -> int:
-    import stat
     import time
 
     from k2tui import paths
     from k2tui.benchdb import RunInfo, new_id
     from k2tui.core.bench_import import parse
     from k2tui.errors import UsageError
+    from k2tui.regular import read_regular
 
     found: list[Any] = []
     for name in args.files:
@@ -293,10 +293,8 @@ def _import(args: argparse.Namespace) -> int:
         try:
             if name == "-":
                 text = sys.stdin.buffer.read().decode("utf-8")
-            elif stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode):
-                text = path.read_text(encoding="utf-8")
             else:
-                raise UsageError(f"{path} is no regular file", "give a file, or - for standard input")
+                text = read_regular(path, 1 << 30).decode()
         except OSError as err:
             raise UsageError(f"{path}: {err.strerror}") from None
         except UnicodeDecodeError:

@@ -53,6 +53,11 @@ def _print(args: argparse.Namespace, value: dict[str, Any], text: str) -> None:
         print(text)
 
 
+def _count(n: int, what: str) -> str:
+    """ "1 problem", "2,000 problems"."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
 def _summary_text(s: Any, disk: str = "") -> str:
     lines = [
         f"{s.path}: {s.rows:,} rows, {s.size_b / 1e6:,.1f} MB" + (", last line cut" if s.is_cut else ""),
@@ -126,7 +131,10 @@ def _check(args: argparse.Namespace) -> int:
     valid, problems, twins = check_rows(args.file, vocab)
     ok = not problems
     text = "\n".join(
-        [*problems, f"{valid:,} valid rows, {len(problems)} problems, {twins} prompts that are there twice"]
+        [
+            *problems,
+            f"{_count(valid, 'valid row')}, {_count(len(problems), 'problem')}, {_count(twins, 'prompt')} there twice",
+        ]
     )
     _print(args, {"valid": valid, "problems": problems, "duplicate_prompts": twins, "ok": ok}, text)
     return 0 if ok else 1

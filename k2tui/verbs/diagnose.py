@@ -7,11 +7,11 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from k2tui.errors import K2Error, UsageError
 from k2tui.parsing import ParseError, parse_json
+from k2tui.regular import read_regular
 
 READS = ("",)  # goes on with a broken config
 HELP = "find the cause in a log: state, phase, proving line, remedy"
@@ -39,7 +39,7 @@ def read_context(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        value = parse_json(Path(path).read_bytes())
+        value = parse_json(read_regular(path))
     except OSError as err:
         raise UsageError(f"{path}: {err.strerror or err}", "give the path of a JSON file") from None
     except ParseError as err:

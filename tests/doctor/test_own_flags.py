@@ -31,6 +31,7 @@ def tiny(*args: str) -> Profile:
         ),
         (("--tp 8",), "no argument --tp 8", '"--tp", "8"'),
         (("--max-running-requests", "0"), "must be at least 1", "--help"),
+        (("--max-running-requests", "x"), "must be a whole number, got 'x'", "--help"),
         (("--max-running-requests",), "expected one argument", "--help"),
         (("--speculative-algorithm", "EAGLE3"), "needs --speculative-draft-model-path", "--help"),
         (("stray",), "unrecognized arguments: stray", "--help"),
