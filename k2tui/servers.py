@@ -213,9 +213,9 @@ class Follower:
     def view(self, now_s: float, http: HttpStatus | None) -> ServerView:
         load = self._numbered(self.load_view(now_s, http))
         self._shards = load.target
-        if load.proof_line:
-            load = replace(load, proof_line=mask_text(load.proof_line))  # a log may repeat a key that was on the command line
         load = _corrected(load, self.target.job)
+        # a log may repeat a key that was on the command line: it is masked where it is shown, never while the log is read
+        load = replace(load, proof_line=mask_text(load.proof_line), verdict=mask_text(load.verdict), hint=mask_text(load.hint))
         job = self.target.job
         if job is not None and job.waiting_for and not job.state.is_final:
             load = replace(load, verdict=f"waits for {job.waiting_for}")

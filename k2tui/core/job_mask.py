@@ -20,14 +20,13 @@ _ANYWHERE = frozenset(
         "credentials",
         "authorization",
         "apikey",
-        "pass",
         "sshpass",
         "webhook",
         "bearer",
     }
 )
 _ENDS = ("password", "passwd", "passphrase", "secret")  # PGPASSWORD, MYSQLPASSWORD
-_LAST = frozenset({"token", "key", "pat", "pwd", "auth", "cookie"})
+_LAST = frozenset({"token", "key", "pat", "pwd", "pass", "auth", "cookie"})
 _NOT_BEFORE_TOKEN = frozenset(
     {"pad", "bos", "eos", "unk", "mask", "sep", "cls", "stop", "end", "per", "special", "image", "video"}
 )
@@ -36,19 +35,42 @@ _SHAPES = re.compile(
     r"|(?<=hooks\.slack\.com/services/)[\w/-]{8,}"
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
 )
-_HEADER = re.compile(
-    r"(?i)(?<!--)\b((?:proxy-)?authorization|x-api-key|api-key|cookie)(\s*[:=]\s*)(?:(bearer|basic|token)\s+)?[^\"',;\s]+(?:[^\"',;]*)"
+# a text without any of these holds nothing to hide
+_HINT = re.compile(
+    r"(?i)key|token|secret|pass|pwd|auth|cred|pat|cookie|bearer|webhook|string|hf_|sk-|gh[pousr]_|xox|akia|slack|eyj|://"
 )
-_BEARER = re.compile(r"(?i)\b(bearer)\s+[A-Za-z0-9._~+/=-]{6,}")
-_URL = re.compile(r"(://[^/\s:@]+:)[^/\s@]+(@)")
-_JSON_PAIR = re.compile(r"""(\\{0,3}["'])([A-Za-z_][\w.-]*)\1(\s*:\s*)(\\{0,3}["'])((?:(?!\4).)*)\4""")
-_VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|\S+)"""
-_ASSIGN = re.compile(rf"(?<![\w-])(-{{0,2}}[A-Za-z_][\w.-]{{0,120}})(=){_VALUE}")
-_FLAG = re.compile(r"""(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+)(?!--)(?:"[^"\n]*"|'[^'\n]*'|[^\s"';|&)]+)""")
-# a bare colon is weak: only names that cannot be a counter ("#new-token: 512" is one)
-_COLON = re.compile(
-    rf"(?i)(?<![\w-])([\w-]*(?:password|passwd|passphrase|secret|api[_-]?key|(?:hf|auth|access|api)[_-]token))(\s*:\s+){_VALUE}"
+_HEADERS = r"(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|(?:set-)?cookie"
+_HEADER = re.compile(rf"(?i)(?<![\w-])(?:(?<=([\"']))|(?<![\"']))({_HEADERS})([ \t]*:[ \t]*)(?=\S)")
+_HEADER_WORD = re.compile(rf"(?i)((?:{_HEADERS})[ \t]*:[ \t]*)(\S[\s\S]*)")
+# how a header's value begins; a word that is none of these is a scheme when what follows looks like a credential
+_SCHEME = re.compile(
+    r"(?i)(?:bearer|basic|token|digest|negotiate|ntlm|apikey|key)[ \t]+(?=\S)|[a-z][a-z0-9-]{0,24}[ \t]+(?=[^\s\"']{0,99}[0-9]|[^\s\"']{12})"
 )
+_WHOLE_LINE = re.compile(r"(?i)(?:aws4-hmac-sha256|digest|hawk|oauth|vapid)[ \t]+([^\n]+)")  # name="value", name=value ...
+_COOKIES = re.compile(r"[^\s;\"']+(?:;[ \t]*[^\s;=\"']{1,99}=[^\s;\"']*)*")
+_BEARER = re.compile(r"(?i)(?<![\w-])(bearer)([ \t]+)(?!\*\*\*)[A-Za-z0-9._~+/=-]{6,}")
+_URL = re.compile(r"(://[^/\s:@\"']*:)[^/\s\"']+(@)")
+_NAME = r"[A-Za-z_][\w.-]{0,120}"
+# where a value begins: "name": | --name= name= | --name  | name:  (a bare colon is weak, so only for names that cannot be
+# a counter: "#new-token: 512" is one)
+_NAMED = re.compile(
+    rf"""(\\{{0,3}}["'])(?P<key>{_NAME})\1[ \t]*[:=][ \t]*(?=\S)"""
+    rf"""|(?<![\w-])(?P<set>-{{0,2}}{_NAME})="""
+    rf"""|(?<![\w-])(?P<flag>--?{_NAME})[ \t]+(?!--)(?=\S)"""
+    rf"""|(?<![\w-])(?P<told>(?i:[\w-]{{0,80}}(?:password|passwd|passphrase|secret|api[_-]?key|(?:hf|auth|access|api)[_-]token)))[ \t]*:[ \t]+(?=\S)"""
+)
+# where it ends: at its own quote; in brackets (a list of keys); else at a blank, a quote that closes another, or what ends a
+# word in a shell or a URL; a comma before the next name ends it too
+_QUOTED = re.compile(
+    r"""(\\{1,3}["']|'"'"')((?:(?!\1)[^\n])+)\1|(")((?:[^"\\\n]|\\[^\n])+)"|(')((?:[^'\\\n]|\\[^\n])+)'|(["'])([^"'\n]+)\7"""
+)
+_LISTED = re.compile(r"\[[^\[\]\n]+\]|\([^()\n]+\)")
+_BARE = re.compile(
+    r"""(?:[^\s"'`;|&<>,]|,(?![A-Za-z_][\w.-]{0,120}[=:])|"(?=[\w$*])[^"\n]*"|'(?=[\w$*])[^'\n]*')+"""
+)
+_NOTHING = frozenset({"none", "null", "true", "false", MASK})
+# prose after a flag: "--api-key is required"
+_PROSE = frozenset(["is", "are", "was", "to", "and", "or", "not", "must", "for", "with", "in", "on", "as", "if", "flag", "option", "argument", "arguments", "expected", "required", "needs"])
 
 
 def is_secret_name(name: str) -> bool:
@@ -59,15 +81,20 @@ def is_secret_name(name: str) -> bool:
     if name in ("PWD", "OLDPWD"):
         return False  # the working folder
     if any(w in _ANYWHERE or w.endswith(_ENDS) for w in words) or "connection string" in " ".join(words):
-        return words[-1] not in ("file", "path", "dir", "sock")
+        return words[-1] not in ("file", "path", "dir", "sock", "config")
     if words[-1] not in _LAST:
         return False
     return not (words[-1] == "token" and len(words) > 1 and words[-2] in _NOT_BEFORE_TOKEN)
 
 
 def mask_text(text: str) -> str:
-    """One text (a title, a shell command, a line of a log) with the secrets in it replaced; others come back unchanged."""
-    for _ in range(20):  # what one rule leaves may be a case for another: masking twice changes nothing
+    """One text (a title, a shell command, a line of a log) with the secrets in it replaced; others come back unchanged.
+
+    Takes time in proportion to the length; masking twice changes nothing. Only what is secret goes: quotes and what follows stay.
+    """
+    if not _HINT.search(text):
+        return text
+    for _ in range(20):  # what one rule leaves may be a case for another
         out = _mask_once(text)
         if out == text:
             break
@@ -78,26 +105,93 @@ def mask_text(text: str) -> str:
 def _mask_once(text: str) -> str:
     out = _SHAPES.sub(MASK, text)
     out = _URL.sub(rf"\g<1>{MASK}\g<2>", out)
-    out = _HEADER.sub(lambda m: f"{m[1]}{m[2]}{m[3] + ' ' if m[3] else ''}{MASK}", out)
-    out = _BEARER.sub(rf"\g<1> {MASK}", out)
-    out = _JSON_PAIR.sub(
-        lambda m: f"{m[1]}{m[2]}{m[1]}{m[3]}{m[4]}{MASK}{m[4]}" if is_secret_name(m[2]) else m[0], out
-    )
-    out = _hide(_ASSIGN, out)
-    out = _COLON.sub(rf"\g<1>\g<2>{MASK}", out)
-    return _hide(_FLAG, out)
+    out = _mask_headers(out)
+    out = _BEARER.sub(rf"\g<1>\g<2>{MASK}", out)
+    return _mask_named(out)
 
 
-def _hide(rule: re.Pattern[str], text: str) -> str:
+def _mask_headers(text: str) -> str:
+    parts: list[str] = []
+    done = 0
+    for m in _HEADER.finditer(text):
+        begin = m.end()
+        if begin < done:
+            continue
+        if m[1] and (end := _line_find(text, m[1], begin)) > begin:  # "Authorization: ..." in quotes of its own
+            scheme = _SCHEME.match(text, begin, end)
+            parts += [text[done : scheme.end() if scheme else begin], MASK]
+            done = end
+        elif quoted := _QUOTED.match(text, begin):
+            done = _put(parts, text, done, quoted)
+        else:
+            if line := _WHOLE_LINE.match(text, begin):
+                parts += [text[done : line.start(1)], MASK]
+                done = line.end()
+                continue
+            is_cookie = m[2].lower().endswith("cookie")
+            scheme = None if is_cookie else _SCHEME.match(text, begin)
+            value = (_COOKIES if is_cookie else _BARE).match(text, scheme.end() if scheme else begin)
+            if value and (end := _bare_end(text, value)) > value.start():
+                parts += [text[done : value.start()], MASK]
+                done = end
+    return "".join([*parts, text[done:]])
+
+
+def _line_find(text: str, what: str, begin: int) -> int:
+    end = text.find("\n", begin)
+    return text.find(what, begin, len(text) if end < 0 else end)
+
+
+def _put(parts: list[str], text: str, done: int, quoted: re.Match[str]) -> int:
+    """Hide what is between the quotes; returns where the text goes on."""
+    group = next(n for n in (1, 3, 5, 7) if quoted[n])
+    parts += [text[done : quoted.end(group)], MASK]
+    return quoted.end(group + 1)
+
+
+def _bare_end(text: str, value: re.Match[str]) -> int:
+    """Where a value without quotes ends: closing brackets and what ends a sentence are not its own."""
+    end = value.end()
+    while end > value.start() and text[end - 1] in "),]}:.\\":
+        end -= 1
+    return end
+
+
+def _mask_named(text: str) -> str:
     """Mask what follows a secret name; the value of another name is looked into: `sh -c "x --api-key S"`."""
     parts: list[str] = []
     at = done = 0
-    while m := rule.search(text, at):
-        at = m.end(2)
-        if is_secret_name(m[1]):
+    while m := _NAMED.search(text, at):
+        at = m.end()
+        name = m[m.lastgroup or 0]
+        if not is_secret_name(name):
+            if m.lastgroup == "key":
+                at = m.end("key")  # its value may be the next name
+            continue
+        if quoted := _QUOTED.match(text, at):
+            if next(v for v in quoted.groups()[1::2] if v) != MASK:
+                done = _put(parts, text, done, quoted)
+            at = quoted.end()
+            continue
+        if listed := _LISTED.match(text, at):
             parts += [text[done:at], MASK]
-            at = done = m.end()
+            at = done = listed.end()
+            continue
+        value = _BARE.match(text, at)
+        end = _bare_end(text, value) if value else at
+        word = text[at:end]
+        if not word or word[0] == "{" or word.lower() in _NOTHING:  # what is in an object has names of its own
+            continue
+        if m.lastgroup == "flag" and (word in _PROSE or word == name.lstrip("-").replace("-", "_").upper()):
+            continue  # a sentence about the flag; "[--api-key API_KEY]" of a usage
+        parts += [text[done:at], MASK]
+        at = done = end
     return "".join([*parts, text[done:]])
+
+
+_SET = re.compile(rf"(-{{0,2}}{_NAME})=([\s\S]+)")
+_FLAG = re.compile(rf"--?{_NAME}")
+_SCRIPT = re.compile(r"-[a-z]*c")  # sh -c: the word after it is a text, not one value
 
 
 def mask_argv(argv: Sequence[str]) -> tuple[str, ...]:
@@ -114,10 +208,29 @@ def mask_argv(argv: Sequence[str]) -> tuple[str, ...]:
             out.append(f"{user[0]}:{MASK}")
             before = item
             continue
+        is_script = _SCRIPT.fullmatch(before) is not None
         before = item
-        hide_next = item.startswith("-") and "=" not in item and is_secret_name(item)
-        out.append(mask_text(item))
+        hide_next = _FLAG.fullmatch(item) is not None and is_secret_name(item)
+        out.append(mask_text(item) if is_script else _mask_word(item))
     return tuple(out)
+
+
+def _mask_word(word: str) -> str:
+    """One whole word of a command: here it is known where the secret ends."""
+    if (m := _SET.fullmatch(word)) and is_secret_name(m[1]) and m[2].lower() not in _NOTHING:
+        return f"{mask_text(m[1])}={MASK}"
+    if m := _HEADER_WORD.fullmatch(word):
+        scheme = _SCHEME.match(m[2])
+        return f"{m[1]}{scheme[0] if scheme else ''}{MASK}"
+    return mask_text(word)
+
+
+_MASKED = re.compile(r"""(?:[=:]|bearer |basic |token |["'])\*{3}(?:["'@,;)}\]&\\]|$)|^\*{3}$""", re.IGNORECASE)
+
+
+def is_masked(text: str) -> bool:
+    """Whether a word or a value holds what masking wrote in place of a secret: it cannot be given to a program again."""
+    return _MASKED.search(text) is not None
 
 
 def mask_env(env: Mapping[str, str]) -> dict[str, str]:

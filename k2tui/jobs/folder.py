@@ -638,7 +638,7 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None, without: Collect
     for i, word in enumerate(spec.argv):
         if MASK in word:
             head = word.partition(MASK)[0]
-            inside = re.search(r"(--?[A-Za-z][\w.-]*)(?:[ \t]+|=)$", head)  # of a shell's own words
+            inside = re.search(r"(--?[A-Za-z][\w.-]*)(?:[ \t]+|=)[\"']?$", head)  # of a shell's own words
             flag = spec.argv[i - 1] if word == MASK and i else inside[1] if inside else word.partition("=")[0]
             flag = flag.lstrip("-")
             name = "K2TUI_SECRET_" + re.sub(r"[^A-Za-z0-9]+", "_", flag).strip("_").upper()

@@ -54,6 +54,7 @@ def read_context(path: str | None) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from k2tui.core.job_mask import mask_text, mask_value
     from k2tui.core.tracker import Evidence
     from k2tui.engines._reading import read_whole
 
@@ -71,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
     extra: Mapping[str, object] = {k: v for k, v in context.items() if k not in known}
     evidence = Evidence(**known, extra=extra, is_complete=True)
     reading = read_whole(data, now, evidence, first_line_no=first_line_no)
-    answer = reading.answer()
+    answer: dict[str, Any] = mask_value(reading.answer())  # only what is shown: the log was read as it is
     if args.json:
         print(json.dumps({"schema": 1, **answer}, ensure_ascii=False))
     else:
-        _print(answer, reading.view.verdict)
+        _print(answer, mask_text(reading.view.verdict))
         if args.all:
             for finding in reading.findings:
-                print(f"  line {finding.line.no}: {finding.root_cause}: {finding.line.raw[:300]}")
+                print(f"  line {finding.line.no}: {finding.root_cause}: {mask_text(finding.line.raw)[:300]}")
     state = answer["state"]
     return {"failed": 1, "ready": 0, "stopped": 0, "unknown": 4}.get(state, 3)
 

@@ -82,3 +82,20 @@ def test_bad_input_is_one_clear_line(tmp_path, kind):
     run = diagnose(*args)
     assert run.returncode == (2 if kind == "context" else 4) and run.stdout == b""
     assert b"Traceback" not in run.stderr and run.stderr.startswith(b"k2tui: ")
+
+
+def test_secrets_of_a_log_are_not_shown():
+    """Only the secret goes: the rest of the proving line stays, and what the log is judged as."""
+    log = (
+        b"[2026-11-29 18:00:00] server_args=ServerArgs(model_path='/m', api_key='S3CR1', admin_api_key='S3CR2', tp_size=1)\n"
+        b"usage: launch_server.py [-h] [--api-key API_KEY]\n"
+        b"launch_server.py: error: unrecognized arguments: --foo --api-key S3CR3 --tp 2\n"
+    )
+    hub = b"GatedRepoError: 401 Client Error for https://joe:S3CR1@hf.co/m?token=S3CR2 Authorization: Bearer S3CRhf_x. Access to model m is restricted\n"
+    for data in (log, hub):
+        for args in (("--json", "-"), ("--all", "-")):
+            run = diagnose(*args, data=data)
+            assert b"S3CR" not in run.stdout + run.stderr and run.returncode == 1
+            assert b"***" in run.stdout
+    got = json.loads(diagnose("--json", "-", data=log).stdout)
+    assert got["proof_line"] == "launch_server.py: error: unrecognized arguments: --foo --api-key *** --tp 2"

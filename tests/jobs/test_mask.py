@@ -1,0 +1,167 @@
+"""Masking is precise about where a secret ends, changes nothing twice, and lets none of the planted secrets through."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k2tui.core.job_mask import is_masked, mask_argv, mask_text, mask_value
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('echo "key=$HF_TOKEN"; sleep 1', 'echo "key=***"; sleep 1'),
+        (
+            """x --header "Authorization: Bearer S3CR" --json '{"api_key": "S3CR", "n": 1}' -v""",
+            """x --header "Authorization: Bearer ***" --json '{"api_key": "***", "n": 1}' -v""",
+        ),
+        ("401 https://joe:S3CR@hf.co/m?token=S3CR&a=1 Authorization: Bearer S3CRxx retry", "401 https://joe:***@hf.co/m?token=***&a=1 Authorization: Bearer *** retry"),
+        ("postgres://u:S3@CR@h/db", "postgres://u:***@h/db"),
+        ("ServerArgs(api_key='S3CR', admin_api_key=None, tp=1)", "ServerArgs(api_key='***', admin_api_key=None, tp=1)"),
+        ("{'api_key': ['S3CR', 'S3CR'], 'port': 1}", "{'api_key': ***, 'port': 1}"),
+        ("error: unrecognized arguments: --foo --api-key S3CR", "error: unrecognized arguments: --foo --api-key ***"),
+        ("Cookie: a=S3CR; b=S3CR then more", "Cookie: *** then more"),
+        ("(token=S3CR)", "(token=***)"),
+        ("--password 'S3 CR'; ls", "--password '***'; ls"),
+        ('args="{\\"api_key\\": \\"S3CR\\", \\"n\\": 1}"', 'args="{\\"api_key\\": \\"***\\", \\"n\\": 1}"'),
+        ("api_key=S3CR,port=1", "api_key=***,port=1"),
+        ("Authorization: Digest username=\"S3CR\", response=\"S3CR\"", "Authorization: Digest ***"),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_a_secret_stays(text: str, shown: str) -> None:
+    assert mask_text(text) == shown
+    assert mask_text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "usage: serve [--api-key API_KEY] [--port PORT]",
+        "--api-key is required",
+        "'pass_config': {'fuse_norm': True, 'x': 1}",
+        "api_key=None, token=''",
+    ],
+)
+def test_names_without_a_secret_stay(text: str) -> None:
+    assert mask_text(text) == text
+
+
+SECRET = st.text("abcXYZ019_-+/~", min_size=8, max_size=24).map(lambda s: f"S3CR{s}3T")
+QUOTED = st.text("abcXYZ 019_-+/;,&|)(", max_size=24).map(lambda s: f"S3CR{s}3T")
+PLAIN = st.sampled_from(
+    ["serve", "--tp-size 8", "; ls", "| cat", '"a b"', "n=1", "--max-total-tokens 12", "eos_token_id: 2", "(x)", "{'a': 1}", "http://h:1/v1", "{", "$HOME", "error:", "it's", "\n"]
+)  # fmt: skip
+
+
+@st.composite
+def planted(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """A line with secrets in it, and the secrets."""
+    parts: list[str] = []
+    secrets: list[str] = []
+    for _ in range(draw(st.integers(1, 5))):
+        parts += draw(st.lists(PLAIN, max_size=3))
+        bare, quoted = draw(SECRET), draw(QUOTED)
+        form, secret = draw(
+            st.sampled_from(
+                [
+                    (f"--api-key {bare}", bare),
+                    (f"--api-key={bare}", bare),
+                    (f"--password '{quoted}'", quoted),
+                    (f'HF_TOKEN="{quoted}"', quoted),
+                    (f"MY_SECRET={bare}", bare),
+                    (f'-H "Authorization: Bearer {bare}"', bare),
+                    (f"'X-Api-Key: {quoted}'", quoted),
+                    (f"https://me:{bare.replace('/', '')}@h/x", bare.replace("/", "")),
+                    (json.dumps({"api_key": quoted, "n": 1}), quoted),
+                    (json.dumps(json.dumps({"auth_token": bare})), bare),
+                    (f"api_key={bare!r}, port=1", bare),
+                    (f"password: {bare}", bare),
+                    (f"http://h/x?token={bare}&a=1", bare),
+                ]
+            )
+        )
+        parts.append(form)
+        secrets.append(secret)
+    return " ".join(parts), secrets
+
+
+@given(planted())
+def test_no_planted_secret_survives(case: tuple[str, list[str]]) -> None:
+    text, secrets = case
+    shown = mask_text(text)
+    for secret in secrets:
+        assert secret not in shown
+    assert "S3CR" not in shown
+    assert mask_text(shown) == shown
+    assert len(shown) <= 2 * len(text)
+    if "it's" not in text:
+        assert "S3CR" not in mask_text(shlex.join(["sh", "-c", text])), "a shell's quotes in quotes"
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        ["--api-key", "key", "=", " ", '"', "'", "\\", ":", "token", "a", "***", "Authorization", "Bearer", "://", "@", "u", "{", "[", "]", ",", ";", "cookie", "hf_abcdefghijklmnopqrst", "\n", "Basic", ")", "$X", "--", "&"]
+    ),
+    max_size=30,
+).map("".join)  # fmt: skip
+
+
+@given(PIECES)
+def test_any_text_is_masked_once_and_for_all(text: str) -> None:
+    shown = mask_text(text)
+    assert mask_text(shown) == shown
+    assert len(shown) <= 2 * len(text)
+    argv = mask_argv(text.split())
+    assert mask_argv(argv) == argv
+
+
+@given(st.lists(PLAIN, max_size=12), st.text(max_size=30).filter(lambda s: s.isalpha() and not any(w in s.lower() for w in ("key", "token", "secret", "pass", "pwd", "auth", "cred", "pat", "cookie", "bearer", "webhook", "string"))))  # fmt: skip
+def test_text_without_secret_names_stays(parts: list[str], word: str) -> None:
+    text = " ".join([*parts, word, f"{word}={word}", f'"{word}": "{word}"', f"--{word} {word}"])
+    assert mask_text(text) == text
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["://a:", "://u:p@", "Authorization: ", 'Authorization: "', "cookie: a=b;", "bearer ", "key=[", 'key="\\', "password ", "--token '", "-a", ".-a", "x-", '"key":', "key=a,b", "a.", "key=)", "a b=", "'key': [", "token=\"x"],
+)  # fmt: skip
+def test_twice_the_text_takes_about_twice_the_time(part: str) -> None:
+    def cost(n: int) -> float:
+        best = 9.0
+        for _ in range(3):
+            before = time.thread_time()
+            mask_text(part * n)
+            best = min(best, time.thread_time() - before)
+        return best
+
+    n = 4000 // len(part)
+    assert cost(8 * n) < 0.05 + 24 * cost(n), "8 times the text: the square of it would be 64 times"
+
+
+def test_a_body_is_masked_by_the_names_of_its_keys() -> None:
+    body = {
+        "api_key": "S3CR",
+        "a": {"password": "S3CR", "n": 1},
+        "list": [{"token": "S3CR"}],
+        "max_tokens": 5,
+        "text": "x --api-key S3CR",
+    }
+    shown = mask_value(body)
+    assert "S3CR" not in json.dumps(shown)
+    assert shown["max_tokens"] == 5 and shown["a"]["n"] == 1
+
+
+def test_what_was_masked_is_known_as_such() -> None:
+    assert (
+        is_masked("***")
+        and is_masked("Authorization: Bearer ***")
+        and is_masked("--api-key=***")
+        and is_masked("https://u:***@h/")
+    )
+    assert not is_masked("echo *** training ***") and not is_masked("x")
