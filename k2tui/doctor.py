@@ -106,10 +106,15 @@ def _job_of(pid: int) -> Job | None:
         return None  # of another state folder, or deleted
 
 
+def job_at(port: int) -> Job | None:
+    """The job of ours that listens at this port; None when nobody does, or somebody else."""
+    pid = _listener(port)
+    return _job_of(pid) if pid else None
+
+
 def _free_the_port(profile: Profile) -> str:
     """What to do about a port that is held."""
-    pid = _listener(profile.port)
-    job = _job_of(pid) if pid else None
+    job = job_at(profile.port)
     other = f"or set another port in [profile.{profile.name}]"
     if job is None:
         return f"stop that process, {other}"

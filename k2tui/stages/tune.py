@@ -52,8 +52,8 @@ STAGE = Stage(
     fields=(
         (
             "space",
-            "space.toml",
-            "TOML file: the profile and what to vary (docs/tune.md); asset:tune-tiny runs here",
+            "asset:tune-tiny",
+            "TOML file of yours: the profile and what to vary (docs/tune.md); asset:tune-tiny tries the embedded engine",
         ),
     ),
     resumes="trials that are done",

@@ -54,8 +54,9 @@ DEFAULT_STAGES = (
     StageInfo("extract", "Extract", "x", unavailable="this build has no extraction stage yet"),
     StageInfo("train", "Train", "t", unavailable="this build has no training stage yet"),
 )
-ALWAYS_SHOWN = ("serve", "bench", "extract", "train")  # as buttons, even on 80 columns
+ALWAYS_SHOWN = ("serve", "bench", "extract", "train", "pipeline")  # as buttons, even on 80 columns
 SHORT_TITLES = {"serve": "Start", "bench": "Bench", "prepare": "Prep", "extract": "Extract", "train": "Train", "evaluate": "Eval", "pipeline": "Pipeline"}
+BRIEF_TITLES = {"pipeline": "All"}  # on 80 columns
 
 
 def _screen(name: str) -> Callable[[], Screen[Any]]:
@@ -345,7 +346,7 @@ class Dashboard(QuietApp):
         for stage in [*self.stages, *(s for s in DEFAULT_STAGES if s.name not in known)]:
             key = STAGE_KEYS.get(stage.name, "") or (stage.key if stage.key not in taken else "")
             title = SHORT_TITLES.get(stage.name, stage.title)
-            out.append(Button(key, title, f"stage('{stage.name}')", not stage.unavailable, spare=stage.name not in ALWAYS_SHOWN))
+            out.append(Button(key, title, f"stage('{stage.name}')", not stage.unavailable, spare=stage.name not in ALWAYS_SHOWN, brief=BRIEF_TITLES.get(stage.name, "")))
             if stage.name == "serve":
                 out.append(Button("S", "Stop", "stop_server", self._living_server() is not None))
         out.append(Button("r", "Retry", "retry", any(j.state.is_final for j in self.snap.jobs)))
@@ -594,7 +595,7 @@ class Dashboard(QuietApp):
             self.job_filter = text.strip()
             self.draw_now()
 
-        deck.ask("show jobs with", self.job_filter, done)
+        deck.ask("show jobs with", self.job_filter, done, replaces=True)
 
     def delete_job(self, job_id: str) -> None:
         """Asked first: the log goes with it."""

@@ -48,7 +48,7 @@ from k2tui.jobs.report import report_progress, report_result
 from k2tui.lifecycle import DECIDED, Stopped, follow_start, free_memory, stop_servers
 from k2tui.orders import submit_stage
 from k2tui.plain import clean, duration
-from k2tui.tune.check import no_change
+from k2tui.tune.check import no_change, own_port
 from k2tui.tune.folder import TuneFolder
 from k2tui.tune.text import table_text
 
@@ -255,7 +255,9 @@ class Tuner:
         self._now(trial, "check")
         try:
             changes = apply(self.profile, setting)
-            profile = replace(self.profile, **changes)
+            profile = own_port(replace(self.profile, **changes))
+            if profile.port != self.profile.port:
+                print(f"port {self.profile.port} is another server's: this trial has {profile.port}", flush=True)
             doctor.refuse_if_hopeless(profile)
         except K2Error as err:
             return replace(trial, state="refused", cause=err.message + (f" ({err.hint})" if err.hint else ""))

@@ -29,6 +29,23 @@ def refuse(space: Space, profile: Profile) -> None:
     doctor.refuse_if_hopeless(profile)
 
 
+def own_port(profile: Profile) -> Profile:
+    """The profile on a free port where its own is held by a server of k2tui's that trials can run beside; else as it is.
+
+    Beside: the embedded engine, or chosen GPUs of which that server has none. Otherwise the trial and that server would want the same GPUs.
+    """
+    if doctor.host_problem(profile.host) or not doctor.port_owner(profile.host, profile.port):
+        return profile
+    holder = doctor.job_at(profile.port)
+    if holder is None:
+        return profile
+    held = {lock for lock in holder.spec.locks if lock.startswith("gpu:")}
+    is_apart = bool(held and profile.gpus) and held.isdisjoint(f"gpu:{i}" for i in profile.gpus)
+    if profile.engine != "local" and not is_apart:
+        return profile
+    return replace(profile, port=doctor.free_port(profile.host, profile.port + 1))
+
+
 def context_length(profile: Profile) -> int:
     """Tokens that one request may have: --context-length, else the model's own; 0 when it cannot be told here."""
     args = list(profile.args)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from k2tui import plain
+
+SAY_S = 5.0  # a line of progress this often where stderr is no terminal
 
 HELP = "make tokenized_data.jsonl from prompts, answered by the running server"
 DESCRIPTION = (
@@ -83,19 +86,25 @@ def run(args: argparse.Namespace) -> int:
     prompts, left_out = select(every, None, balance=args.balance, per_source=args.per_source, seed=args.seed)
     tty = sys.stderr.isatty()
     wanted = args.count
+    began = said = time.monotonic()
+    if not tty:  # a job's log is not empty while it works
+        print(f"{len(prompts)} prompts for {url}; a line of progress every {SAY_S:g} s, after a minute every {6 * SAY_S:g}", file=sys.stderr, flush=True)
 
     def tell(speed: Speed) -> None:
+        nonlocal said
         note = speed.waiting or f"{speed.tokens_s:,.0f} tok/s, {speed.kept} kept"
         note += f", {speed.refused} refused" if speed.refused else ""
         resumed = f"row {work.existing}" if work.existing else ""
         report_progress(speed.done, speed.total, "prompts", note, speed.eta_s, resumed=resumed)
+        eta = (
+            f", {int(speed.eta_s) // 60}:{int(speed.eta_s) % 60:02d} left" if speed.eta_s is not None else ""
+        )
+        line = plain.clean(f"{speed.done}/{speed.total} prompts, {note}{eta}")
+        now = time.monotonic()
+        if not tty and now - said >= (SAY_S if now - began < 60 else 6 * SAY_S):
+            said = now
+            print(line, file=sys.stderr, flush=True)
         if tty:
-            eta = (
-                f", {int(speed.eta_s) // 60}:{int(speed.eta_s) % 60:02d} left"
-                if speed.eta_s is not None
-                else ""
-            )
-            line = plain.clean(f"{speed.done}/{speed.total} prompts, {note}{eta}")
             sys.stderr.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
             sys.stderr.flush()
 

@@ -165,3 +165,11 @@ def test_when_every_prompt_is_refused_it_stops_and_says_so(tmp_path: Path) -> No
         code, _, stderr = prepare(url, tmp_path / "d.jsonl", [[f"question {i}"] for i in range(60)], "--concurrency", "2")
     assert code == 1 and "were all refused" in stderr and "renders another prompt" in stderr
     assert len(RowFile(tmp_path / "d.jsonl")) == 0
+
+
+def test_without_a_terminal_the_log_is_not_empty_while_it_works(tmp_path: Path) -> None:
+    """A job's log: what is asked of whom, at once; the result at its end."""
+    with served(Scripted(sorted(END)[0])) as url:
+        code, result, stderr = prepare(url, tmp_path / "d.jsonl", [["question one"], ["question two"]])
+    assert code == 0 and result["schema"] == 1
+    assert stderr.splitlines()[0].startswith(f"2 prompts for {url}; a line of progress every 5 s")

@@ -61,7 +61,7 @@ values = ["500"]
     facts = json.loads(done.stdout)
     by_words = {t["words"] + ("#" if t["is_control"] else ""): t for t in facts["trials"]}
     assert set(by_words) == {"as the profile", "max-running-requests=4", "bogus", "load-delay-s=500", "as the profile#"}
-    assert by_words["bogus"]["state"] == "failed" and "--bogus" in by_words["bogus"]["cause"]
+    assert by_words["bogus"]["state"] == "refused" and "--bogus" in by_words["bogus"]["cause"]
     assert by_words["load-delay-s=500"]["state"] == "stalled" and "G01" in by_words["load-delay-s=500"]["cause"]
     assert len(by_words["as the profile"]["values"]) == 2
     assert by_words["max-running-requests=4"]["value"] > by_words["as the profile"]["value"]
@@ -121,3 +121,43 @@ values = ["1"]
     shown = k2("tune", "show").stdout.splitlines()
     assert max(map(len, shown)) <= 100 and any("slower, 0 of 1 pass: " in line for line in shown)
     assert json.loads(k2("status", "--json").stdout)["jobs"] == []
+
+
+def test_trials_run_beside_our_own_server_and_say_what_they_do(own_home: Path) -> None:
+    """`up tiny` holds the profile's port (as the demo does): the trials take the next free one, and --wait is not silent."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    (own_home / "config.toml").write_text(f"[profile.tiny]\nport = {port}\n")
+    space = own_home / "s.toml"
+    space.write_text("""
+profile = "tiny"
+repeats = 1
+max_repeats = 1
+baseline_every = 0
+num_prompts = 2
+random_input_len = 16
+random_output_len = 8
+[[knob]]
+flag = "--chunked-prefill-size"
+values = ["64"]
+""")
+    assert k2("up", "tiny").returncode == 0
+    done = k2("tune", "run", str(space), "--wait", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads(done.stdout)
+    assert [t["state"] for t in facts["trials"]] == ["ok"] * 3
+    assert facts["run"] in done.stderr and "Ctrl-C leaves it running" in done.stderr
+    assert "0/3 trials (0%); as the profile" in done.stderr and "chunked-prefill-size=64" in done.stderr
+    (server,) = json.loads(k2("status", "--json").stdout)["servers"]
+    assert server["state"] == "ready" and server["url"].endswith(f":{port}")
+    assert k2("down").returncode == 0
+
+
+def test_a_port_that_is_not_ours_is_refused_with_a_hint_that_works(own_home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        port = foreign.getsockname()[1]
+        (own_home / "config.toml").write_text(f"[profile.tiny]\nport = {port}\n")
+        run = k2("tune", "run", "asset:tune-tiny")
+    assert run.returncode == 1 and f"{port} is held by" in run.stderr
+    assert "set another port in [profile.tiny]" in run.stderr and "--port" not in run.stderr

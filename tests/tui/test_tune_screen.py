@@ -206,6 +206,6 @@ async def test_tune_button_starts_a_run_from_a_space_file(make_app: Any) -> None
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: "Tune" in text_of(app))
         await pilot.press("U")
-        await until(pilot, lambda: "space.toml" in text_of(app))
+        await until(pilot, lambda: "asset:tune-tiny" in text_of(app))
         await pilot.press("enter")
-        await until(pilot, lambda: ("submit", "tune", {"space": "space.toml"}) in app.backend.orders)
+        await until(pilot, lambda: ("submit", "tune", {"space": "asset:tune-tiny"}) in app.backend.orders)

@@ -358,3 +358,25 @@ def test_how_long_to_measure_is_checked(change: dict[str, Any], part: str) -> No
         parse_space({**RAW, **change}, "s.toml")
     assert part in err.value.message
     assert parse_space({**RAW, "repeats": 12, "give_up_below": 0}, "s.toml").max_repeats == 12
+
+
+def test_trials_move_only_beside_a_server_that_holds_none_of_their_gpus(monkeypatch):
+    from types import SimpleNamespace
+
+    from k2tui import doctor
+    from k2tui.config import Profile
+    from k2tui.tune.check import own_port
+
+    holder = {"job": SimpleNamespace(spec=SimpleNamespace(locks=("gpu:0", "gpu:1")))}
+    monkeypatch.setattr(doctor, "port_owner", lambda host, port: "pid 1" if port == 50540 else "")
+    monkeypatch.setattr(doctor, "job_at", lambda port: holder["job"])
+
+    def port(**keys):
+        return own_port(Profile(name="p", model="/m", port=50540, **keys)).port
+
+    assert port(engine="local") == 50541
+    assert port(gpus=(2, 3)) == 50541
+    assert port(gpus=(1, 2)) == 50540  # it would wait for GPU 1
+    assert port() == 50540  # no GPU is named: the same ones
+    holder["job"] = None
+    assert port(engine="local") == 50540  # not ours
