@@ -37,6 +37,17 @@ def users_of(server: Job, jobs: Sequence[Job]) -> list[Job]:
     return found
 
 
+def left_over(jobs: Sequence[Job]) -> list[Job]:
+    """Live jobs of a tuning run (the server of a trial, its benchmark) whose tuner has ended or is not there any more."""
+    alive = {j.spec.id for j in jobs if is_live(j)}
+    tuners = {j.spec.id for j in jobs if j.spec.stage == "tune"}
+    return [
+        j
+        for j in jobs
+        if is_live(j) and j.spec.parent not in alive and ("tune" in j.spec.params or j.spec.parent in tuners)
+    ]
+
+
 def shown_servers(jobs: Sequence[Job]) -> list[Job]:
     """The servers worth showing: all live ones, else the one that ended last, so that a failure or a stop stays in sight."""
     servers = server_jobs(jobs)

@@ -378,7 +378,24 @@ class Keeper:
 
     # ---- the end
 
+    def stop_own(self) -> None:
+        """Ask the jobs that a tuner started to stop: a trial's server and its benchmark are of use to nobody but it."""
+        if self.spec.stage != "tune":
+            return
+        from k2tui.core.server_jobs import is_live
+        from k2tui.errors import K2Error
+        from k2tui.jobs import folder
+
+        try:
+            for job in folder.list_jobs():
+                if job.spec.parent == self.spec.id and is_live(job):
+                    folder.stop(job.spec.id, by="the keeper of its tuner, which has ended")
+                    self.journal.add("note", text=f"{job.spec.id} ({job.spec.stage}) was left running: stopped")
+        except (K2Error, OSError) as err:
+            self.journal.add("note", text=f"what it left running could not be stopped: {err}")
+
     def finish(self, state: JobState, reason: str) -> None:
+        self.stop_own()
         took = None if self.started_m is None else round(procs.since_boot_s() - self.started_m, 3)
         gpus = sum(1 for name in self.spec.locks if name.startswith("gpu:"))
         facts: dict[str, Any] = {"state": str(state), "reason": reason, "took_s": took}

@@ -20,11 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def collect(ask: bool = True) -> dict[str, Any]:
     """Everything that `status` shows, as plain values."""
     from k2tui import paths
-    from k2tui.core.server_jobs import is_live, shown_servers
+    from k2tui.core.server_jobs import is_live, left_over, shown_servers
     from k2tui.jobs import folder
 
     now = time.time()
     jobs = folder.list_jobs()
+    left = {j.spec.id for j in left_over(jobs)}
     servers: list[dict[str, Any]] = []
     for job in shown_servers(jobs):
         from k2tui.servers import look_once, target_of
@@ -33,6 +34,7 @@ def collect(ask: bool = True) -> dict[str, Any]:
         view = look_once(target_of(job), now, ask=ask)
         entry = describe(view)
         entry["title"] = view.title
+        entry["left_over"] = job.spec.id in left
         if view.http is not None and view.http.model_path:
             entry["num_running_reqs"] = view.http.num_running_reqs
             entry["num_queue_reqs"] = view.http.num_queue_reqs
@@ -92,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{paint(state, state)}{rest}  {clean(s['title'])}  {s['url'] or ''}  [{s['job']}]")
         if verdict and not rest:
             print(f"  {verdict}")
+        if s["left_over"]:
+            print(f"  left over by a tuning run whose tuner has ended: k2tui down {s['job']}, or k2tui tune resume")
         if s.get("hint"):
             print(f"  {clean(s['hint'])}")
     for j in facts["jobs"]:

@@ -8,6 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from k2tui.core.job import Job
     from k2tui.core.tuning import Space
 
@@ -38,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for p in (resume, show, best):
         p.add_argument("run", nargs="?", default=None, help="name or its beginning; default: the newest")
     for p in (run_, resume):
-        p.add_argument("--wait", action="store_true", help="wait for the end and print the table; stderr says what is measured")
+        p.add_argument("--wait", action="store_true", help="wait for the end and print the table")
         p.add_argument("--config", help="config file to read last")
         p.add_argument(
             "--anyway",
@@ -126,34 +128,11 @@ def _start(run: Any, args: argparse.Namespace) -> int:
             else f"{run.path.name} (job {job_id}); look: k2tui tune show"
         )
         return 0
-    job = _follow(job_id, run.path.name)
+    job = folder.wait(job_id)
     _show(run, args.json)
     if job.exit_code != 0:
         print(f"k2tui tune: {job.reason or job.state}; k2tui jobs logs {job_id}", file=sys.stderr)
     return 0 if job.exit_code == 0 else 1
-
-
-def _follow(job_id: str, name: str) -> Job:
-    """Wait for the run's end and say on stderr what it does: a line for each pass."""
-    import time
-
-    from k2tui.core.job_text import detail
-    from k2tui.jobs import folder
-
-    print(f"{name} (job {job_id}); Ctrl-C leaves it running, then: k2tui tune show", file=sys.stderr, flush=True)
-    said: object = None
-    try:
-        while True:
-            job = folder.wait(job_id, 0.5)
-            if job.state.is_final:
-                return job
-            now = (job.progress.done, job.progress.note) if job.progress is not None else job.waiting_for
-            if now and now != said:
-                said = now
-                print(detail(job, time.time()), file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        print(f"\n{name} goes on: k2tui tune show; k2tui jobs stop {job_id} ends it", file=sys.stderr)
-        raise
 
 
 def run(args: argparse.Namespace) -> int:
@@ -191,6 +170,8 @@ def run(args: argparse.Namespace) -> int:
         print(path.read_text(), end="")
         return 0
     _show(found, args.json)
+    if not args.json and (why := _unfinished(found.path.name, *_tuner_of(found))):
+        print(why, file=sys.stderr)
     return 0
 
 
@@ -198,10 +179,32 @@ def _refuse(space: Space, args: argparse.Namespace) -> None:
     """Say now, not in a job's log, that the first trial cannot start."""
     from k2tui import config
     from k2tui.doctor_gpu import settle_gpus
-    from k2tui.tune.check import own_port, refuse
+    from k2tui.tune.check import refuse
 
     profile = config.load(args.config).get_profile(space.profile)
-    refuse(space, own_port(settle_gpus(profile) if profile.auto_gpus else profile))
+    refuse(space, settle_gpus(profile) if profile.auto_gpus else profile)
+
+
+def _tuner_of(run: Any) -> tuple[Job | None, Sequence[Job]]:
+    """The job of a run's newest tuner, and all jobs."""
+    from k2tui.jobs import folder
+
+    jobs = folder.list_jobs()
+    name = run.path.name
+    mine = [j for j in jobs if j.spec.stage == "tune" and str(j.spec.params.get("folder")).endswith(f"/{name}")]
+    return (mine[0] if mine else None), jobs
+
+
+def _unfinished(name: str, tuner: Job | None, jobs: Sequence[Job]) -> str:
+    """What became of a run whose tuner died: a job of it that runs on, and how to go on; "" for any other run."""
+    from k2tui.core.server_jobs import left_over
+
+    left = [j.spec.id for j in left_over(jobs) if j.spec.params.get("tune") == name]
+    if left:
+        return f"left running: {', '.join(left)}; k2tui down {left[0]}, or k2tui tune resume {name}"
+    if tuner is not None and tuner.exit_code not in (0, 1, 2) and str(tuner.state) in ("failed", "lost"):
+        return f"the tuner: {tuner.reason}; k2tui tune resume {name}"
+    return ""
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -218,27 +221,30 @@ def _list(args: argparse.Namespace) -> int:
         if root().is_dir()
         else []
     )
-    states: dict[str, str] = {}
-    for job in folder.list_jobs() if names else ():
+    tuners: dict[str, Job] = {}
+    jobs = folder.list_jobs() if names else []
+    for job in jobs:
         if job.spec.stage == "tune":  # newest first; one that made its own folder says so in its result
             where = str((job.result or {}).get("folder") or job.spec.params.get("folder") or "")
-            states.setdefault(where.rsplit("/", 1)[-1], str(job.state))
+            tuners.setdefault(where.rsplit("/", 1)[-1], job)
     runs: list[dict[str, Any]] = []
     for name in names:
         view = TuneFolder(root() / name).view()
         measured = [t for t in view.trials if t.estimate is not None]
         best = winner(view.space, view.trials) if view.space is not None else None
-        job = folder.get(view.job_id) if view.now is not None and view.job_id else None
+        named = [j for j in jobs if view.now is not None and j.spec.id == view.job_id]
+        job = named[0] if named else tuners.get(name)
         runs.append(
             {
                 "run": name,
-                "state": str(job.state) if job is not None else states.get(name, "ended"),
+                "state": str(job.state) if job is not None else "ended",
                 "began_s": (root() / name / "space.toml").stat().st_mtime,
                 "profile": view.space.profile if view.space is not None else "",
                 "trials": len(view.trials),
                 "measured": len(measured),
                 "best": words(best.setting) if best is not None and best.setting else None,
                 "error": view.error or no_baseline(view.trials),
+                "unfinished": _unfinished(name, job, jobs),
             }
         )
     if args.json:
@@ -249,7 +255,7 @@ def _list(args: argparse.Namespace) -> int:
         rows = [
             [
                 r["run"], time.strftime("%Y-%m-%d %H:%M", time.localtime(r["began_s"])), r["state"], f"{r['measured']}/{r['trials']}",
-                r["best"] or (r["error"][:60] if r["error"] else "none really faster" if r["measured"] > 1 else ""),
+                r["unfinished"] or r["best"] or (r["error"][:60] if r["error"] else "none really faster" if r["measured"] > 1 else ""),
             ]
             for r in runs
         ]  # fmt: skip
