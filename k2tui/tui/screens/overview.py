@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from k2tui.core.load import State
+from k2tui.tui.panels import server as server_panel
 from k2tui.tui.screens.deck import Deck, Slot
 from k2tui.tui.view import View
 
@@ -29,9 +31,10 @@ class OverviewScreen(Deck):
 
     def _compact(self, width: int, height: int, gpus: int) -> Sequence[Slot]:
         """21 lines at 80x24: title rules instead of boxes."""
-        slots = [Slot("server", 0, 0, width, 5, "rule")]
-        y = 5
-        rows = min(gpus, max(2, height - 5 - 1 - 1 - 6))
+        server = max(5, min(self._rows_of_what_is_wrong(width), height - (gpus + 1) - 1 - 9))
+        slots = [Slot("server", 0, 0, width, server, "rule")]
+        y = server
+        rows = min(gpus, max(2, height - server - 1 - 1 - 6))
         slots.append(Slot("gpus", 0, y, width, rows + 1, "rule"))
         y += rows + 1
         slots.append(Slot("host", 0, y, width, 1, "none"))
@@ -96,6 +99,13 @@ class OverviewScreen(Deck):
     def _longest_list(self) -> int:
         view = self._view
         return max(len(view.snap.jobs), min(8, len(view.snap.bench)), 3) if view is not None else 3
+
+    def _rows_of_what_is_wrong(self, width: int) -> int:
+        """Rows, at most 8, for a server that failed with its whole remedy; 0 while nothing is wrong."""
+        view = self._view
+        if view is None or view.server is None or view.server.load.state not in (State.FAILED, State.STALLED, State.DEGRADED):
+            return 0
+        return 1 + len(server_panel.draw(view, width - 2, 7).rows)
 
     def _serves(self) -> bool:
         server = self._view.server if self._view is not None else None

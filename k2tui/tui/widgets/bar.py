@@ -20,6 +20,7 @@ class Button:
     action: str
     enabled: bool = True
     spare: bool = False  # leaves first when there is no room (it is in the palette, too)
+    brief: str = ""  # a shorter label for where the rest does not fit; "" = none
 
 
 class Bar(Lines):
@@ -66,12 +67,12 @@ class ButtonBar(Lines, can_focus=True):
 
 
 def button_line(buttons: Sequence[Button], cells: int, chosen: int | None) -> Line:
-    """` s Start server ` as chips with a gap. Without room: spare buttons leave, then labels shorten."""
+    """` s Start server ` as chips with a gap. Without room: spare buttons leave, then labels become brief, then they are cut."""
     shown = list(enumerate(buttons))
     segs: list[Seg] = []
-    for limit in (40, 5, 4, 3):
+    for limit, is_brief in ((40, False), (40, True), (5, True), (4, True), (3, True)):
         while True:
-            segs = _chips(shown, limit, chosen)
+            segs = _chips(shown, limit, chosen, is_brief)
             if line_width(segs) - 1 <= cells:
                 return fit_line(segs, cells)
             spare = next((item for item in reversed(shown) if item[1].spare and item[0] != chosen), None)
@@ -81,12 +82,13 @@ def button_line(buttons: Sequence[Button], cells: int, chosen: int | None) -> Li
     return fit_line(segs, cells)
 
 
-def _chips(shown: Sequence[tuple[int, Button]], limit: int, chosen: int | None) -> list[Seg]:
+def _chips(shown: Sequence[tuple[int, Button]], limit: int, chosen: int | None, is_brief: bool) -> list[Seg]:
     segs: list[Seg] = [Seg(" ")]
     for n, button in shown:
         back = "on-tab" if n == chosen else "on-key"
         key = f" {button.key} " if button.key else " "
-        label = button.label if limit >= 40 else button.label.split(" ")[0][:limit]
+        label = button.brief if is_brief and button.brief else button.label
+        label = label if limit >= 40 else label.split(" ")[0][:limit]
         segs.append(Seg(key, f"key bold {back}" if button.enabled else f"faint {back}", button.action))
         segs += [Seg(f"{label} ", f"text {back}" if button.enabled else f"faint {back}", button.action), Seg(" ")]
     return segs
