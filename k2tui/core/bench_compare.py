@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from k2tui.core.bench import BenchRow
-from k2tui.core.bench_table import cells, clean, fit, grid, ms, num
+from k2tui.core.bench_table import cells, clean, fit, grid, load_words, ms, num
 from k2tui.core.stats import Estimate, Verdict, mean, mean_interval, ratio_of_means, ratio_of_pairs, verdict
 
 # metric -> (is more better, field of BenchRow, field of its interval inside one run)
@@ -229,7 +229,7 @@ def compare_table(found: Sequence[Comparison], width: int = 120) -> str:
     lines = grid(
         [headers[i] for i in keep], [[row[i] for i in keep] for row in body], [right[i] for i in keep]
     )
-    notes = [f" C={c.load}: {clean(c.why)}" for c in found if c.why]
+    notes = [f" {load_words((*c.new, *c.base)[0])}: {clean(c.why)}" for c in found if c.why]
     basis = next((d.basis for c in found for d in c.deltas), "")
     if basis:
         notes.append(f" {basis}; ≈ same within the noise, ? not enough runs to say, ± 95 % interval")

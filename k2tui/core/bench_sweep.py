@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from k2tui.core.bench import BenchRow
 from k2tui.core.bench_compare import Delta, compare, delta_text, load_key, load_title
-from k2tui.core.bench_table import accept_text, cells, clean, fit, footnotes, grid, ms, num
+from k2tui.core.bench_table import accept_text, cells, clean, fit, footnotes, grid, load_words, ms, num
 from k2tui.core.stats import knee, pareto
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -76,6 +76,17 @@ def sweep_points(
         )
         for k in keys
     ]
+
+
+def knee_words(rows: Sequence[BenchRow], option: str = "--sweep") -> str:
+    """Where the knee of a sweep is, or why none is told. option: what a higher limit is given with."""
+    points = [p for p in sweep_points(rows) if p.output_throughput]
+    at = next((p for p in points if p.is_knee), None)
+    if at is not None:
+        return f"◆ knee at {load_words(at.row)}: twice that load brings less than 10 % more"
+    if len(points) < 3:
+        return f"no knee: it takes three loads to tell one, {len(points)} gave figures"
+    return f"no knee: the throughput still grew at {load_words(points[-1].row)}, the highest load; a higher {option} goes on"
 
 
 def sweep_table(rows: Sequence[BenchRow], baseline: Sequence[BenchRow] = (), width: int = 120) -> str:

@@ -94,6 +94,13 @@ def _load(row: BenchRow) -> str:
     return "–" if row.load_shape == "closed" else row.load_shape
 
 
+def load_words(row: BenchRow) -> str:
+    """The load of a run where no column says what it is: "C=8", "2 req/s", "trace"."""
+    if row.request_rate is not None:
+        return f"{row.request_rate:g} req/s" + (f" of at most {row.concurrency}" if row.concurrency else "")
+    return f"C={row.concurrency}" if row.concurrency is not None else _load(row)
+
+
 def accept_text(row: BenchRow) -> str:
     """ "42 % 2.26": correct of proposed drafts, tokens per verify step."""
     rate = "" if row.accept_rate is None else f"{100 * row.accept_rate:.0f} %"
@@ -173,7 +180,7 @@ def footnotes(rows: Sequence[BenchRow], width: int) -> list[str]:
     for row in rows:
         if row.flags:
             name = clean(row.label or row.run_id[-6:])
-            out.append(fit(f"⚠ {name} C={_load(row)}: {'; '.join(map(clean, row.flags))}", width))
+            out.append(fit(f"⚠ {name} {load_words(row)}: {'; '.join(map(clean, row.flags))}", width))
     if len(out) > 6:
         out = [*out[:5], f"⚠ … and {len(out) - 5} more runs with flags (k2tui bench show ID)"]
     line = validity_line(rows)

@@ -31,12 +31,15 @@ def _die_with_parent() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it. Exit codes: 0 measured, 1 failed or nothing completed, 2 usage, 3 server not there, 130 interrupted."""
+    stored = "what was measured is stored as partial"
     try:
         _die_with_parent()
         args = options.parse(sys.argv[1:] if argv is None else argv, "python -m k2tui.loadgen")
         from k2tui.loadgen.runner import run
 
         options.check(args)
+        if args.no_store:
+            stored = "nothing was stored (--no-store)"
         return run(args)
     except K2Error as err:
         print(f"k2tui bench: {err.message}", file=sys.stderr)
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"  {err.hint}", file=sys.stderr)
         return err.exit_code
     except KeyboardInterrupt:
-        print("k2tui bench: interrupted; what was measured is stored as partial", file=sys.stderr)
+        print(f"k2tui bench: interrupted; {stored}", file=sys.stderr)
         return 130
 
 

@@ -21,7 +21,7 @@ from k2tui.benchdb import BenchDb, RunInfo, new_id
 from k2tui.core.bench import BenchRow
 from k2tui.core.bench_compare import compare, compare_table, comparison_dict, noise_floor, noise_words
 from k2tui.core.bench_record import SLO_PRESETS, Metric, RequestRecord, Slo, summarize
-from k2tui.core.bench_sweep import sweep_points, sweep_table
+from k2tui.core.bench_sweep import knee_words, sweep_points, sweep_table
 from k2tui.core.bench_table import rows_table
 from k2tui.core.stats import knee, mean_interval, quantile
 from k2tui.core.workload import Prompt, Workload, arrivals, workload_fingerprint
@@ -588,7 +588,8 @@ def _report(sides: Sequence[Bench], rows: Sequence[BenchRow], args: argparse.Nam
         mine, other = ([r for r in rows if r.sweep == side.sweep] for side in sides)
         return rows_table(rows, width) + "\n\n" + compare_table(compare(other, mine), width)
     if args.sweep or args.sweep_rate:
-        return sweep_table(rows, width=width)
+        option = "--sweep" if args.sweep else "--sweep-rate"
+        return sweep_table(rows, width=width) + "\n" + knee_words(rows, option)
     return rows_table(rows, width)
 
 

@@ -209,7 +209,12 @@ def _wait(argv: list[str]) -> int:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
-        raise K2Error(f"the load generator was ended by {name}; what was measured is stored as partial")
+        kept = (
+            "nothing was stored (--no-store)"
+            if "--no-store" in argv
+            else "what was measured is stored as partial"
+        )
+        raise K2Error(f"the load generator was ended by {name}; {kept}")
     return code
 
 

@@ -134,6 +134,21 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
     return False
 
 
+def test_an_interrupted_run_without_a_store_says_that_nothing_is_kept(mock: Any, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    job.mkdir()
+    process = subprocess.Popen(
+        [*K2TUI, "run", "--url", mock.url, "--no-store", "--num-prompts", "20000", "--concurrency", "2"],
+        env={**environment(tmp_path), "K2TUI_JOB_DIR": str(job)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert until((job / "progress.json").exists), "it measures"
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 130 and "nothing was stored (--no-store)" in told, told
+    assert "partial" not in told and not list(tmp_path.rglob("runs.db"))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("signum", "to", "code"),

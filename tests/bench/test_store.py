@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from array import array
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from k2tui.cli import main
 from k2tui.core.bench_compare import compare, compare_table
 from k2tui.core.bench_import import export_sglang, parse, to_csv
 from k2tui.core.bench_record import RequestRecord, Slo, summarize
-from k2tui.core.bench_sweep import sweep_points, sweep_table
+from k2tui.core.bench_sweep import knee_words, sweep_points, sweep_table
 from k2tui.core.bench_table import cells, detail, rows_table
 from k2tui.core.stats import Verdict
 from k2tui.errors import K2Error, UsageError
@@ -360,6 +360,13 @@ def test_sweep_marks_knee_and_bars(tmp_path: Path) -> None:
         assert [p.row.concurrency for p in points if p.is_knee] == [4]
         text = sweep_table(rows_, rows_, 100)
         assert "◆" in text and "█" in text and "≈" in text
+        assert knee_words(rows_).startswith("◆ knee at C=4: ")
+        assert knee_words(rows_[:3]) == (
+            "no knee: the throughput still grew at C=4, the highest load; a higher --sweep goes on"
+        )
+        assert knee_words(rows_[:2]) == "no knee: it takes three loads to tell one, 2 gave figures"
+        by_rate = replace(rows_[0], request_rate=2.0, concurrency=None, flags=("late",))
+        assert "⚠ s 2 req/s: late" in sweep_table([by_rate]) and "C=" not in sweep_table([by_rate])
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
