@@ -18,6 +18,18 @@ def server_jobs(jobs: Sequence[Job]) -> list[Job]:
     return [j for j in jobs if j.spec.kind == "server"]
 
 
+def demo_server(jobs: Sequence[Job]) -> Job | None:
+    """The tiny server of `k2tui demo` that runs, or None."""
+    return next(
+        (
+            j
+            for j in server_jobs(jobs)
+            if is_live(j) and j.spec.params.get("engine") == "local" and j.spec.params.get("profile") == "tiny"
+        ),
+        None,
+    )
+
+
 def users_of(server: Job, jobs: Sequence[Job]) -> list[Job]:
     """Live jobs that fail when this server goes: the one that started it (a pipeline, a tuner), and pipelines whose steps ask it.
 

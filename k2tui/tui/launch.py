@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +36,7 @@ def run_app(
     os.environ.setdefault("TEXTUAL_SPEEDUPS", "0")
     os.environ.setdefault("TEXTUAL_FPS", "240")  # how long a change waits to be painted; frames are paced by the app
     gc.disable()  # thousands of long-lived objects are being made: collecting among them only costs start-up time
+    loud = _hush()
     _say(_ALT_ON + " k2tui  1 Overview  2 GPUs  3 Jobs  4 Board  5 Bench  6 Server\r\n\r\n  starting")
     try:
         from k2tui.tui.app import Dashboard
@@ -42,6 +45,7 @@ def run_app(
         app = Dashboard(backend, settings, themes=[make(*table) for table in theme_tables], clock=clock)
     except BaseException:
         _say(_ALT_OFF)
+        loud()
         raise
     gc.freeze()
     gc.enable()
@@ -49,6 +53,7 @@ def run_app(
     try:
         app.run(mouse=settings.mouse)
     finally:
+        loud()
         stopper = threading.Thread(target=backend.stop, daemon=True)
         stopper.start()
         stopper.join(STOP_PATIENCE_S if app.return_code else 5.0)
@@ -68,6 +73,23 @@ def own_command() -> str:
     if os.path.basename(started) != "k2tui" or shutil.which("k2tui") == os.path.abspath(started):
         return "k2tui"
     return started
+
+
+def _hush() -> Callable[[], None]:
+    """Keys typed before the app reads them are kept for it and not echoed on the first picture. Returns what undoes it."""
+    try:
+        fd = sys.__stdin__.fileno() if sys.__stdin__ is not None else -1
+        before = termios.tcgetattr(fd)
+        quiet = [*before[:3], before[3] & ~(termios.ECHO | termios.ICANON), *before[4:]]
+        termios.tcsetattr(fd, termios.TCSANOW, quiet)
+    except (termios.error, OSError, ValueError):
+        return lambda: None  # no terminal
+
+    def undo() -> None:
+        with contextlib.suppress(termios.error, OSError):  # it has gone
+            termios.tcsetattr(fd, termios.TCSANOW, before)
+
+    return undo
 
 
 def _say(text: str) -> None:

@@ -54,9 +54,11 @@ def show(config: Config, args: argparse.Namespace | None = None, *, is_demo: boo
     if replay is None:
 
         def live() -> Backend:
+            from k2tui.core.server_jobs import demo_server
+            from k2tui.jobs import folder
             from k2tui.monitor import Monitor
 
-            return Monitor(config, is_demo=is_demo)
+            return Monitor(config, is_demo=is_demo or demo_server(folder.list_jobs()) is not None)
 
         return show_backend(live, config, args)
 

@@ -42,17 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _live_demo_server() -> Any:
     """A tiny server of an earlier demo that still runs, or None."""
-    from k2tui.core.server_jobs import is_live, server_jobs
+    from k2tui.core.server_jobs import demo_server
     from k2tui.jobs import folder
 
-    for job in server_jobs(folder.list_jobs()):
-        if (
-            is_live(job)
-            and job.spec.params.get("engine") == "local"
-            and job.spec.params.get("profile") == "tiny"
-        ):
-            return job
-    return None
+    return demo_server(folder.list_jobs())
 
 
 def start_server(config: Any, port: int | None, args: Sequence[str] = ()) -> tuple[str, bool]:

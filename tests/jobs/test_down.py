@@ -93,3 +93,20 @@ def test_a_held_port_names_the_job_that_holds_it(server: tuple[str, str]) -> Non
     profile = Profile(name="t", engine="local", model="asset:tiny-target", port=port)
     (found,) = [f for f in doctor.check_profile(profile) if f.check == "port"]
     assert f"`k2tui down {job_id}`, started by job {pipeline}" in found.todo
+
+
+def test_the_dashboard_knows_the_demos_server_again(own_home: Path) -> None:
+    """`k2tui` after `k2tui demo` and `q` still says that it is the demo."""
+
+    def picture() -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "k2tui", "--plain"], capture_output=True, text=True, timeout=60
+        ).stdout
+
+    params = {"engine": "local", "profile": "tiny", "url": "http://127.0.0.1:1", "port": 1}
+    spec = JobSpec(id="", stage="serve", title="tiny", kind="server", argv=("sleep", "300"), params=params)
+    job_id = folder.submit(spec)
+    running(job_id)
+    assert picture().startswith("DEMO: ")
+    folder.stop(job_id, wait_s=10)
+    assert not picture().startswith("DEMO: ")

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,3 +183,17 @@ def test_stderr_in_a_file_draws_on_the_terminal(start, tmp_path: Path) -> None: 
     t.send("q")
     assert t.wait_end(20) == 0
     assert "\x1b" not in log.read_text()
+
+
+def test_keys_typed_while_it_starts_are_kept_and_not_echoed(start) -> None:  # type: ignore[no-untyped-def]
+    t = start("loading", "--still")
+    end = time.monotonic() + 20
+    while b"starting" not in t.raw and time.monotonic() < end:
+        t.pump(0.01)
+    t.send("4")
+    t.wait_for("stage  serve")
+    assert b"starting4" not in t.raw, "the key was echoed on the first picture"
+    t.send("q")
+    assert t.wait_end(20) == 0
+    attributes = termios.tcgetattr(t.master)
+    assert attributes[3] & termios.ECHO and attributes[3] & termios.ICANON, "the terminal is as it was"
