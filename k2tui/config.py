@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -125,6 +125,31 @@ class Config:
             f"no profile {want!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
             "profiles: " + ", ".join(sorted(self.profiles)),
         )
+
+
+def with_secrets(profile: Profile, given: Mapping[str, str] | None = None) -> Profile:
+    """The profile with what a file of k2tui holds as `***` taken from `given` (default: this process's environment).
+
+    A variable comes from its own name, a word of `args` from K2TUI_SECRET_<FLAG> (`--api-key` -> K2TUI_SECRET_API_KEY).
+    Raises UsageError naming the first that is missing: an engine is never given `***`.
+    """
+    from k2tui.core.job_mask import MASK, unmask_argv
+
+    known = os.environ if given is None else given
+    masked = [name for name, value in profile.env.items() if MASK in value]
+    if not masked and not any(MASK in word for word in profile.args):
+        return profile
+    for name in masked:
+        if name not in known:
+            raise UsageError(
+                f"profile {profile.name!r}: {name} was a secret and is not stored", f"set {name} in the environment"
+            )
+    try:
+        args = unmask_argv(profile.args, known)
+    except KeyError as err:
+        flag, name = err.args
+        raise UsageError(f"profile {profile.name!r}: a secret in its args ({flag}) is not stored", f"set {name}") from None
+    return replace(profile, args=args, env={**profile.env, **{name: known[name] for name in masked}})
 
 
 def _line_of(text: str, key: str, section: str = "") -> int:

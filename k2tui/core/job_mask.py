@@ -225,14 +225,6 @@ def _mask_word(word: str) -> str:
     return mask_text(word)
 
 
-_MASKED = re.compile(r"""(?:[=:]|bearer |basic |token |["'])\*{3}(?:["'@,;)}\]&\\]|$)|^\*{3}$""", re.IGNORECASE)
-
-
-def is_masked(text: str) -> bool:
-    """Whether a word or a value holds what masking wrote in place of a secret: it cannot be given to a program again."""
-    return _MASKED.search(text) is not None
-
-
 def mask_env(env: Mapping[str, str]) -> dict[str, str]:
     """Environment with secret values masked, by name first and by shape second."""
     return {k: MASK if v and is_secret_name(k) else mask_text(v) for k, v in env.items()}
@@ -295,3 +287,40 @@ def masked_places(argv: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...
                 )
             )
     return tuple(places)
+
+
+_FLAG_BEFORE = re.compile(r"""(--?[A-Za-z][\w.-]*)(?:[ \t]+|=)["']?$""")  # of a shell's own words
+_NAME_BEFORE = re.compile(r"""([A-Za-z_][\w.-]{0,120})\\{0,3}["']?[ \t]*[:=][ \t]*\\{0,3}["']?(?:[A-Za-z][\w-]{0,24} )?$""")
+
+_URL_BEFORE = re.compile(r"://[^/\s]*$")
+
+
+def _secret_of(before: str, head: str) -> tuple[str, str]:
+    """(the name that a masked place belongs to, the variable that a person gives its secret in). head: the word up to it."""
+    tail = head[-400:]
+    if not head and before:
+        name = before
+    elif m := _FLAG_BEFORE.search(tail) or (None if _URL_BEFORE.search(tail) else _NAME_BEFORE.search(tail)):
+        name = m[1]
+    else:
+        name = head.partition("=")[0]
+    name = name.lstrip("-")
+    return name, "K2TUI_SECRET_" + re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").upper()
+
+
+def unmask_argv(argv: Sequence[str], given: Mapping[str, str]) -> tuple[str, ...]:
+    """argv with what was masked taken from `given`: `--api-key ***`, `--api-key=***`, {"api_key": "***"} from K2TUI_SECRET_API_KEY.
+
+    Raises KeyError(name, variable) for the first that is missing there.
+    """
+    out: list[str] = []
+    for i, word in enumerate(argv):
+        first, *rest = word.split(MASK)
+        whole = first
+        for part in rest:
+            name, variable = _secret_of(argv[i - 1] if i and word == MASK else "", whole)
+            if variable not in given:
+                raise KeyError(name, variable)
+            whole += given[variable] + part
+        out.append(whole)
+    return tuple(out)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from k2tui.core.job_mask import mask_argv, mask_env
+from k2tui.core.job_text import plain
 from k2tui.core.stats import Estimate, Verdict, mean_interval, ratio_of_means, verdict
 from k2tui.errors import UsageError
 
@@ -110,14 +112,14 @@ def key_of(setting: Setting) -> str:
 
 
 def words(setting: Setting) -> str:
-    """A setting for people: "attention-backend=triton, NCCL_PROTO=LL"; "as the profile" for none."""
+    """A setting for people, on one line without control characters: "attention-backend=triton, NCCL_PROTO=LL"; "as the profile" for none."""
     parts: list[str] = []
     for _, name, value in setting:
         shown = name.lstrip("-")
         parts.append(
             shown if value is True else f"no {shown}" if value is False or value == "" else f"{shown}={value}"
         )
-    return ", ".join(parts) or "as the profile"
+    return " ".join(plain(", ".join(parts)).split()) or "as the profile"
 
 
 # ---- the space
@@ -209,8 +211,23 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
                 )
         if kinds[0] == "flag" and not str(table["flag"]).startswith("--"):
             raise bad("knob", f"number {number}: a flag begins with --, not {table['flag']!r}")
+        name, texts = str(table[kinds[0]]), [v for v in cast("list[Value]", options) if isinstance(v, str)]
+        if any(_is_secret(kinds[0], name, text) for text in texts):
+            raise bad(
+                "knob",
+                f"number {number} ({name}) has secrets as values: a knob's values are shown and stored",
+                "set it in the profile: there it is masked",
+            )
         knobs.append(Knob(kinds[0], str(table[kinds[0]]), tuple(cast("list[Value]", options))))
     return Space(profile=profile, knobs=tuple(knobs), name=str(raw.get("name") or ""), **values)
+
+
+def _is_secret(kind: str, name: str, value: str) -> bool:
+    try:
+        float(value)
+        return False
+    except ValueError:
+        return mask_env({name: value})[name] != value if kind == "env" else mask_argv((name, value))[1] != value
 
 
 def apply(profile: Any, setting: Setting) -> dict[str, Any]:

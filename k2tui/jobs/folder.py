@@ -601,7 +601,7 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None, without: Collect
     Secrets were never stored: a masked variable is taken from `env` (default: this process's environment). A masked word of
     the command comes from K2TUI_SECRET_<FLAG> (`--api-key` -> K2TUI_SECRET_API_KEY). UsageError says which is missing.
     """
-    from k2tui.core.job_mask import MASK
+    from k2tui.core.job_mask import MASK, unmask_argv
 
     folder = folder_of(job_id)
     state = read_job(folder).state
@@ -634,21 +634,13 @@ def retry(job_id: str, *, env: Mapping[str, str] | None = None, without: Collect
                 f"set {name} in the environment and retry",
             )
         extra[name] = given[name] if MASK in value else value
-    argv: list[str] = []
-    for i, word in enumerate(spec.argv):
-        if MASK in word:
-            head = word.partition(MASK)[0]
-            inside = re.search(r"(--?[A-Za-z][\w.-]*)(?:[ \t]+|=)[\"']?$", head)  # of a shell's own words
-            flag = spec.argv[i - 1] if word == MASK and i else inside[1] if inside else word.partition("=")[0]
-            flag = flag.lstrip("-")
-            name = "K2TUI_SECRET_" + re.sub(r"[^A-Za-z0-9]+", "_", flag).strip("_").upper()
-            if name not in given:
-                raise UsageError(
-                    f"a secret in the command of job {folder.name} ({flag}) is not stored",
-                    f"set {name} and retry",
-                )
-            word = word.replace(MASK, given[name], 1)
-        argv.append(word)
+    try:
+        argv = unmask_argv(spec.argv, given)
+    except KeyError as err:
+        flag, name = err.args
+        raise UsageError(
+            f"a secret in the command of job {folder.name} ({flag}) is not stored", f"set {name} and retry"
+        ) from None
     fresh = replace(
         spec,
         id="",

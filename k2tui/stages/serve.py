@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from k2tui import engines
-from k2tui.config import parse_gpus
+from k2tui.config import parse_gpus, with_secrets
 from k2tui.errors import UsageError
 from k2tui.stages import COUNT, PORT, Span, Stage, StagePlan, check_numbers
 
@@ -17,7 +17,10 @@ _NUMBERS = {"port": PORT, "tp_size": COUNT, "node_rank": Span(0)}
 
 
 def resolve_profile(config: Any, params: Mapping[str, Any]) -> Any:
-    """The profile of params["profile"], with the overrides in params (port, draft, model, host, tp_size, gpus, args, env) laid over it."""
+    """The profile of params["profile"], with the overrides in params (port, draft, model, host, tp_size, gpus, args, env) laid over it.
+
+    Raises UsageError when it holds a secret as `***` that the environment does not give.
+    """
     profile = config.get_profile(str(params.get("profile") or ""))
     known = {f.name for f in fields(profile)}
     changes = {k: params[k] for k in _OVERRIDES if params.get(k) is not None and k in known}
@@ -28,7 +31,7 @@ def resolve_profile(config: Any, params: Mapping[str, Any]) -> Any:
         changes["gpus"], changes["auto_gpus"] = parse_gpus(params["gpus"], "gpus")
     if params.get("env"):
         changes["env"] = {**profile.env, **params["env"]}
-    return replace(profile, **changes)
+    return with_secrets(replace(profile, **changes))
 
 
 def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:

@@ -17,6 +17,7 @@ from k2tui import config, doctor
 from k2tui.benchdb import BenchDb
 from k2tui.core.bench import BenchRow
 from k2tui.core.job import JobState
+from k2tui.core.job_mask import mask_argv, mask_text
 from k2tui.core.load import State
 from k2tui.core.loads import FLAG
 from k2tui.core.server_jobs import is_live
@@ -154,6 +155,7 @@ class Tuner:
         return 0
 
     def _keep(self, trial: Trial) -> None:
+        trial = replace(trial, cause=mask_text(trial.cause))
         self.run.add(trial)
         self._done[trial.key] = trial
         self._say(trial)
@@ -215,7 +217,7 @@ class Tuner:
         }
         if best is not None and best.setting:
             changed = apply(self.profile, best.setting)
-            lines = [("args", json.dumps(list(changed["args"])))]
+            lines = [("args", json.dumps(list(mask_argv(changed["args"]))))]
             lines += [(k, json.dumps(v)) for k, v in changed.items() if k not in ("args", "env")]
             own = {n: v for kind, n, v in best.setting if kind == "env"}
             if own:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from k2tui import doctor, engines
-from k2tui.config import Profile
+from k2tui.config import Profile, with_secrets
 from k2tui.core.tuning import Setting, Space, apply, words
 from k2tui.errors import K2Error, UsageError
 from k2tui.paths import model_path
@@ -17,7 +17,8 @@ from k2tui.regular import read_regular
 
 
 def refuse(space: Space, profile: Profile) -> None:
-    """Raise K2Error when the first trial, the profile as it is, cannot be started or its prompts do not fit the model."""
+    """Raise K2Error when the first trial, the profile as it is, cannot be started, lacks a secret or its prompts do not fit the model."""
+    with_secrets(profile)
     limit = context_length(profile)
     asked = space.random_input_len + space.random_output_len
     if limit and asked > limit:

@@ -13,7 +13,7 @@ from typing import Any
 
 from k2tui import __version__, paths
 from k2tui.config import Profile
-from k2tui.core.job_mask import mask_env
+from k2tui.core.job_mask import mask_argv, mask_env, mask_value
 from k2tui.core.tuning import Space, Trial, TuneStep, TuneView, parse_space, trial_from_json, trial_to_json
 from k2tui.errors import UsageError
 from k2tui.files import write_whole
@@ -33,7 +33,7 @@ def space_path(name: str) -> Path:
 
 
 def profile_toml(profile: Profile) -> str:
-    """A profile as TOML with every key, nothing inherited, secrets of its environment masked."""
+    """A profile as TOML with every key, nothing inherited, its secrets masked."""
     lines = [f"[profile.{_toml(profile.name)}]"]
     for key in (f.name for f in fields(Profile) if f.name not in ("name", "inherit", "auto_gpus")):
         value: Any = getattr(profile, key)
@@ -42,8 +42,10 @@ def profile_toml(profile: Profile) -> str:
         if key == "env":
             inline = ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in sorted(mask_env(value).items()))
             lines.append(f"env = {{ {inline} }}" if inline else "env = {}")
+        elif key == "args":
+            lines.append(f"args = {_toml(list(mask_argv(value)))}")
         else:
-            lines.append(f"{key} = {_toml(list(value) if isinstance(value, tuple) else value)}")
+            lines.append(f"{key} = {_toml(mask_value(list(value) if isinstance(value, tuple) else value))}")
     return "\n".join(lines) + "\n"
 
 

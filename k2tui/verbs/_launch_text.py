@@ -22,12 +22,14 @@ def room(stream: TextIO) -> int:
 
 
 def command(argv: Sequence[str], env: Mapping[str, str], width: int) -> str:
-    """`NAME=value ... program --flag value ...` for a shell. With a width: broken by a backslash, a flag beside its value."""
-    parts = [f"{name}={shlex.quote(value)}" for name, value in sorted(env.items())]
+    """`NAME=value ... program --flag value ...` for a shell. With a width: broken by a backslash, a flag beside its value.
+
+    Control characters are left out: they would reach the terminal."""
+    parts = [clean(f"{name}={shlex.quote(value)}") for name, value in sorted(env.items())]
     at = 0
     while at < len(argv):
         takes = argv[at].startswith("-") and at + 1 < len(argv) and not argv[at + 1].startswith("-")
-        parts.append(shlex.join(argv[at : at + (2 if takes else 1)]))
+        parts.append(clean(shlex.join(argv[at : at + (2 if takes else 1)])))
         at += 2 if takes else 1
     if not width:
         return " ".join(parts)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k2tui.core.job_mask import is_masked, mask_argv, mask_text, mask_value
+from k2tui.core.job_mask import mask_argv, mask_text, mask_value, unmask_argv
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,28 @@ def test_a_body_is_masked_by_the_names_of_its_keys() -> None:
     assert shown["max_tokens"] == 5 and shown["a"]["n"] == 1
 
 
-def test_what_was_masked_is_known_as_such() -> None:
-    assert (
-        is_masked("***")
-        and is_masked("Authorization: Bearer ***")
-        and is_masked("--api-key=***")
-        and is_masked("https://u:***@h/")
+def test_a_masked_command_gets_its_secrets_back_by_name() -> None:
+    argv = (
+        "serve",
+        "--api-key",
+        "S3CR1",
+        "--admin-key=S3CR2",
+        "sh -c 'x --password S3CR3'",
+        '{"auth_token": "S3CR4", "n": 1, "my_secret": "S3CR5"}',
+        "Authorization: Bearer S3CR6",
+        "--url=https://u:S3CR7@h/",
     )
-    assert not is_masked("echo *** training ***") and not is_masked("x")
+    given = {
+        "K2TUI_SECRET_API_KEY": "S3CR1",
+        "K2TUI_SECRET_ADMIN_KEY": "S3CR2",
+        "K2TUI_SECRET_PASSWORD": "S3CR3",
+        "K2TUI_SECRET_AUTH_TOKEN": "S3CR4",
+        "K2TUI_SECRET_MY_SECRET": "S3CR5",
+        "K2TUI_SECRET_AUTHORIZATION": "S3CR6",
+        "K2TUI_SECRET_URL": "S3CR7",
+    }
+    assert unmask_argv(mask_argv(argv), given) == argv
+    for name in given:
+        with pytest.raises(KeyError) as told:
+            unmask_argv(mask_argv(argv), {k: v for k, v in given.items() if k != name})
+        assert told.value.args[1] == name

@@ -380,3 +380,77 @@ def test_trials_move_only_beside_a_server_that_holds_none_of_their_gpus(monkeypa
     assert port() == 50540  # no GPU is named: the same ones
     holder["job"] = None
     assert port(engine="local") == 50540  # not ours
+
+
+SECRET_ARGS = (
+    "--api-key", "S3CR1", "--tool-server=https://u:S3CR2@h/", "--header", "Authorization: Bearer S3CR3xx", "--json", '{"api_key": "S3CR4"}',
+)  # fmt: skip
+
+
+def test_no_secret_of_a_profile_lies_in_the_run_and_none_goes_to_the_engine_as_stars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = Profile(name="p", model="m", args=(*SECRET_ARGS, "--foo", "1"), env={"HF_TOKEN": "S3CR5", "A": "1"})
+    TuneFolder(tmp_path).keep_profile(profile)
+    kept = tmp_path / "profile.toml"
+    assert "S3CR" not in kept.read_text()
+    TuneFolder(tmp_path).keep_profile(profile)  # the same profile goes on
+
+    again = config.load(str(kept)).get_profile("p")
+    assert again.args[-2:] == ("--foo", "1") and again.env == {"HF_TOKEN": "***", "A": "1"}
+    with pytest.raises(UsageError, match="HF_TOKEN was a secret"):
+        refuse(space(), again)
+    with pytest.raises(UsageError, match="api-key") as told:
+        config.with_secrets(again, {"HF_TOKEN": "S3CR5"})
+    assert "K2TUI_SECRET_API_KEY" in told.value.hint
+    simple = replace(again, args=("--api-key", "***", "--x", "1"))
+    given = config.with_secrets(simple, {"HF_TOKEN": "S3CR5", "K2TUI_SECRET_API_KEY": "S3CR1"})
+    assert given.args == ("--api-key", "S3CR1", "--x", "1") and given.env == {"HF_TOKEN": "S3CR5", "A": "1"}
+    assert config.with_secrets(profile, {}) is profile
+
+
+@pytest.mark.parametrize("verb", [["up", "p", "--dry-run"], ["tune", "run", "SPACE"]])
+def test_a_profile_with_stars_is_refused_by_name(
+    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("K2TUI_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("K2TUI_SECRET_API_KEY", raising=False)
+    toml, where = tmp_path / "c.toml", tmp_path / "space.toml"
+    toml.write_text('[profile.p]\nengine = "local"\nmodel = "asset:tiny-target"\nargs = ["--api-key", "***"]\n')
+    where.write_text('profile = "p"\n[[knob]]\nflag = "--draft-tokens"\nvalues = [1]\n')
+    code = cli.main([*(str(where) if w == "SPACE" else w for w in verb), "--config", str(toml)])
+    told = capsys.readouterr()
+    assert code == 2 and "(api-key) is not stored" in told.err and "K2TUI_SECRET_API_KEY" in told.err
+    assert not (tmp_path / "home" / "tune").exists()
+
+
+@pytest.mark.parametrize(
+    ("knob", "is_secret"),
+    [
+        ({"env": "MY_API_KEY", "values": ["S3CR1", "S3CR2"]}, True),
+        ({"flag": "--api-key", "values": ["S3CR1"]}, True),
+        ({"flag": "--header", "values": ["Authorization: Bearer S3CR1"]}, True),
+        ({"flag": "--extra", "values": ['{"api_key": "S3CR1"}']}, True),
+        ({"flag": "--cache-key", "values": [1, "8", True]}, False),
+        ({"flag": "--attention-backend", "values": ["triton"]}, False),
+    ],
+)
+def test_a_secret_is_nothing_to_vary(knob: dict[str, Any], is_secret: bool) -> None:
+    if not is_secret:
+        assert parse_space({"profile": "p", "knob": [knob]}, "s.toml").knobs
+        return
+    with pytest.raises(UsageError, match="secrets as values") as told:
+        parse_space({"profile": "p", "knob": [knob]}, "s.toml")
+    assert "S3CR" not in told.value.message + told.value.hint
+
+
+def test_no_escape_code_of_a_value_reaches_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words((("flag", "--x", "a\x1b[31mb\nc"),)) == "x=ab c"
+    monkeypatch.setenv("K2TUI_HOME", str(tmp_path / "home"))
+    where = tmp_path / "space.toml"
+    where.write_text('profile = "tiny"\n[[knob]]\nenv = "X"\nvalues = ["x\\u001b[31m", "\\u009b31m"]\n')
+    assert cli.main(["tune", "run", str(where), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "X=x" in out and not any((ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160 for c in out)
