@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -107,3 +108,23 @@ def test_missing_folder_and_bytes(tmp_path: Path) -> None:
 def test_unknown_profile_names_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'tiny'"):
         config.load().get_profile("tinny")
+
+
+def test_what_is_shown_of_the_config_holds_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from k2tui import cli
+
+    text = """
+[profile.p]
+args = ["--api-key", "S3CR1", "--tool=https://u:S3CR2@h/", "--header", "Authorization: Bearer S3CR3", "--tp", "2"]
+env = { HF_TOKEN = "S3CR4", A = "1" }
+[notify]
+webhook = "https://hooks.example/S3CR5"
+"""
+    path = write(tmp_path, text)
+    for what in ("show", "profiles"):
+        assert cli.main(["config", what, "--json", "--config", str(path)]) == 0
+        out = capsys.readouterr().out
+        assert "S3CR" not in out
+        profiles = json.loads(out)["profiles"]
+        mine = next(p for p in (profiles.values() if what == "show" else profiles) if p["name"] == "p")
+        assert mine["args"][-2:] == ["--tp", "2"] and mine["args"][1] == "***" and mine["env"] == {"A": "1", "HF_TOKEN": "***"}

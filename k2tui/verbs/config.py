@@ -18,6 +18,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from k2tui import config, paths
+    from k2tui.core.job_mask import mask_value
 
     loaded = config.load(args.config)
     places = {
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.what == "profiles":
         if args.json:
-            print(json.dumps({"schema": 1, "default": loaded.default_profile, "profiles": [asdict(p) for p in loaded.profiles.values()]}, ensure_ascii=False, indent=1))
+            print(json.dumps({"schema": 1, "default": loaded.default_profile, "profiles": mask_value([asdict(p) for p in loaded.profiles.values()])}, ensure_ascii=False, indent=1))
             return 0
         import sys
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     value = asdict(loaded)
     if args.json:
-        print(json.dumps({"schema": 1, **value}, ensure_ascii=False, indent=1))
+        print(json.dumps({"schema": 1, **mask_value(value)}, ensure_ascii=False, indent=1))
         return 0
     print(f"default_profile = {loaded.default_profile!r}\nplan = {loaded.plan!r}")
     for section in ("bench", "ui"):
