@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 from k2tui.errors import UsageError
+from k2tui.parsing import ParseError, parse_json
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -298,8 +300,25 @@ def bounded_prompts(args: argparse.Namespace) -> int:
     return n
 
 
+def extra_body(args: argparse.Namespace) -> dict[str, Any]:
+    """The object of --extra-body; {} without one. Raises UsageError, also for what JSON itself has no word for (NaN)."""
+    if not args.extra_body:
+        return {}
+    try:
+        found: Any = parse_json(args.extra_body)
+        json.dumps(found, allow_nan=False)
+    except ParseError as err:
+        raise UsageError(f"--extra-body: {err.message}") from None
+    except ValueError:
+        raise UsageError("--extra-body: NaN and Infinity are no JSON") from None
+    if not isinstance(found, dict):
+        raise UsageError("--extra-body must be a JSON object")
+    return cast("dict[str, Any]", found)
+
+
 def check(args: argparse.Namespace) -> None:
     """Combinations that argparse cannot see. Raises UsageError."""
+    extra_body(args)
     if prompt_len(args) > MOST_INPUT:
         raise UsageError(
             f"--random-input-len {prompt_len(args)}: more than any model's context (at most {MOST_INPUT} tokens)"

@@ -23,6 +23,7 @@ from k2tui.core.bench_compare import compare, compare_table, comparison_dict, no
 from k2tui.core.bench_record import SLO_PRESETS, Metric, RequestRecord, Slo, summarize
 from k2tui.core.bench_sweep import knee_words, sweep_points, sweep_table
 from k2tui.core.bench_table import rows_table
+from k2tui.core.job_mask import mask_params
 from k2tui.core.stats import knee, mean_interval, quantile
 from k2tui.core.workload import Prompt, Workload, arrivals, workload_fingerprint
 from k2tui.errors import K2Error, UsageError
@@ -33,10 +34,8 @@ from k2tui.loadgen.datasets import Wanted, build
 from k2tui.loadgen.dialect import Dialect
 from k2tui.loadgen.engine import EpollEngine, Facts, Work
 from k2tui.loadgen.gpuwatch import GpuWatch
-from k2tui.loadgen.jsonvalue import mapping
-from k2tui.loadgen.options import bounded_prompts, prompt_len
+from k2tui.loadgen.options import bounded_prompts, extra_body, prompt_len
 from k2tui.loadgen.stream import Exchange
-from k2tui.parsing import ParseError, parse_json
 from k2tui.plain import table_width
 
 USAGE_EACH_MAX = 32  # in flight; above it a running count with every chunk would cost the server
@@ -159,15 +158,7 @@ class Bench:
 def open_bench(args: argparse.Namespace) -> Bench:
     """Check everything that can be wrong before the first request. Raises K2Error."""
     slo = parse_slo(args.goodput)
-    extra: dict[str, Any] = {}
-    if args.extra_body:
-        try:
-            found: Any = parse_json(args.extra_body)
-        except ParseError as err:
-            raise UsageError(f"--extra-body: {err.message}") from None
-        if not isinstance(found, dict):
-            raise UsageError("--extra-body must be a JSON object")
-        extra = mapping(found)
+    extra = extra_body(args)
     control = Control(args.url)
     control.check()
     facts = control.facts()
@@ -398,7 +389,7 @@ def _server_columns(facts: ServerFacts) -> dict[str, Any]:
 
 
 def _workload_columns(workload: Workload, args: argparse.Namespace, dialect: Dialect) -> dict[str, Any]:
-    sampling = {"temperature": args.temperature, **({"extra": dict(dialect.extra)} if dialect.extra else {})}
+    sampling = {"temperature": args.temperature, **({"extra": mask_params(dialect.extra)} if dialect.extra else {})}
     fp = workload_fingerprint(workload, api=args.api, sampling=sampling, ignore_eos=dialect.ignore_eos)
     prompts = workload.prompts
     return {

@@ -85,6 +85,36 @@ def test_max_seconds_holds_with_any_number_of_prompts(mock: Any, tmp_path: Path)
     assert json.loads(done.stdout)["runs"][0]["completed"] > 2
 
 
+def test_a_secret_of_the_body_is_sent_and_not_stored(mock: Any, tmp_path: Path) -> None:
+    body = '{"api_key": "S3CR1", "nested": {"token": "S3CR2"}, "top_k": 3}'
+    done = k2tui(
+        tmp_path,
+        "run",
+        "--url",
+        mock.url,
+        "--num-prompts",
+        "2",
+        "--concurrency",
+        "1",
+        "--warmup",
+        "0",
+        "--extra-body",
+        body,
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    shown = k2tui(tmp_path, "show", "last", "--json").stdout
+    assert '"top_k"' in shown and '"***"' in shown
+    assert not any(b"S3CR" in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+    assert "S3CR" not in shown + done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("body", ['{"a": NaN}', '{"a": [1, -Infinity]}', '{"a": 1e999}', "[1]", "{"])
+def test_a_body_that_is_no_json_object_is_refused(tmp_path: Path, body: str) -> None:
+    done = k2tui(tmp_path, "run", "--url", "http://127.0.0.1:9", "--extra-body", body)
+    assert done.returncode == 2 and done.stderr.startswith("k2tui: --extra-body")
+
+
 class _Short(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = json.dumps({"data": [{"id": "m", "max_model_len": 100}]}).encode()
