@@ -13,7 +13,7 @@ from typing import Any
 
 from k2tui.core.modelmath import shape_of
 from k2tui.errors import K2Error
-from k2tui.regular import read_regular
+from k2tui.regular import open_regular, read_regular
 
 _MAX_HEADER = 100 << 20  # safetensors' own limit
 _PACKED = (".weight_packed", ".qweight")  # several quantised weights in a 32-bit word
@@ -46,7 +46,7 @@ class Checkpoint:
 def read_header(path: Path) -> dict[str, Any]:
     """The JSON header of a safetensors file, checked against the file's size. Raises K2Error in words."""
     size = path.stat().st_size
-    with path.open("rb") as fh:
+    with open_regular(path) as fh:
         head = fh.read(8)
         if len(head) < 8:
             raise K2Error(f"{path.name}: {size} bytes, too short for a safetensors header")
@@ -168,7 +168,7 @@ def names_and_ints(found: Checkpoint, wanted: str) -> tuple[tuple[str, ...], lis
             names.append(name)
             width = {"I64": "q", "I32": "i"}.get(str(tensor.get("dtype")))
             if name.removeprefix("model.") == wanted and width:
-                with path.open("rb") as fh:
+                with open_regular(path) as fh:
                     (length,) = struct.unpack("<Q", fh.read(8))
                     begin, end = tensor["data_offsets"]
                     fh.seek(8 + length + begin)

@@ -48,7 +48,7 @@ from k2tui.jobs import conditions, folder
 from k2tui.jobs.state import as_object, read_json
 from k2tui.orders import settled, start_server
 from k2tui.parsing import parse_json
-from k2tui.regular import read_regular
+from k2tui.regular import open_regular, read_regular
 
 __all__ = ["ChainRun", "default_text", "load_chain", "open_run"]
 
@@ -736,7 +736,7 @@ class ChainRun:
         if job.result or step.stage or job.state is not JobState.SUCCEEDED:
             return dict(job.result or {})
         try:
-            with open(folder.log_path(job.spec.id), "rb") as fh:
+            with open_regular(folder.log_path(job.spec.id)) as fh:
                 text = fh.read(PRINTED_B + 1)
             return as_object(parse_json(text)) if len(text) <= PRINTED_B else {}
         except (OSError, ValueError):

@@ -11,6 +11,7 @@ from k2tui import paths
 from k2tui.core.chain import Chain, Record, record_of
 from k2tui.core.chain_view import ChainView, chain_view
 from k2tui.core.job import Job
+from k2tui.regular import read_regular
 
 
 class _Files:
@@ -26,7 +27,7 @@ class _Files:
             known = self._seen.get(path)
             if known is not None and known[0] == stamp:
                 return known[1]
-            value: Any = json.loads(path.read_text(encoding="utf-8"))
+            value: Any = json.loads(read_regular(path))
         except (OSError, ValueError):
             return None
         self._seen[path] = (stamp, value)

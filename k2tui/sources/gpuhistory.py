@@ -18,6 +18,7 @@ from pathlib import Path
 from k2tui import paths
 from k2tui.core.gpu import GpuView
 from k2tui.core.gpu_series import METRICS, CurveBuilder, GpuCurves, figures_of
+from k2tui.regular import open_regular
 
 _FORMAT, _VERSION = "k2tui-gpu-history", 1
 _GPU = struct.Struct("<bbihhhh")  # the order of METRICS; -1 = unknown
@@ -216,7 +217,7 @@ def _start_s(path: Path) -> float:
 def _records(path: Path, header: _Header, start_s: float, end_s: float, leap: int) -> Iterator[tuple[float, bytes]]:
     """(time, figures of all GPUs) of every leap-th record in the span; the first is found by halving, times only grow."""
     size = header.record_b
-    with path.open("rb") as fh:
+    with open_regular(path) as fh:
         count = (os.fstat(fh.fileno()).st_size - header.size_b) // size
         low, high = 0, count
         while low < high:
@@ -254,7 +255,7 @@ def read_curves(start_s: float, end_s: float, *, steps: int = 0, folder: Path | 
         if starts[number] >= end_s or (number + 1 < len(starts) and starts[number + 1] <= start_s):
             continue
         try:
-            with path.open("rb") as fh:
+            with open_regular(path) as fh:
                 header = _read_header(fh.read(_MAX_HEADER))
             if header is None:
                 continue

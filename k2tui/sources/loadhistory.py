@@ -14,6 +14,7 @@ from k2tui import paths
 from k2tui.core.eta import CHECKPOINTS, LearnedEta, StartRecord
 from k2tui.core.load import LoadView, Phase, State
 from k2tui.core.tracker import LoadTracker
+from k2tui.regular import open_regular
 
 READ_B = 4 << 20  # newest part of the file that is read: some thousands of starts
 KEEP_B = 16 << 20  # beyond this size the older half is dropped
@@ -23,7 +24,7 @@ def read(path: Path | None = None) -> list[StartRecord]:
     """Every whole record, oldest first. A missing file, torn lines and unknown fields are no errors."""
     where = path or paths.loads_file()
     try:
-        with open(where, "rb") as fh:
+        with open_regular(where) as fh:
             size = os.fstat(fh.fileno()).st_size
             fh.seek(max(0, size - READ_B))
             data = fh.read()

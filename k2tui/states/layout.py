@@ -26,6 +26,7 @@ import numpy as np
 
 from k2tui.errors import K2Error
 from k2tui.parsing import parse_json
+from k2tui.regular import open_regular, read_regular
 
 FORMAT = "k2tui-states"
 VERSION = 1
@@ -124,7 +125,7 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
-        raw = parse_json(path.read_text(encoding="utf-8"))
+        raw = parse_json(read_regular(path))
     except FileNotFoundError:
         raise K2Error(f"{folder}: no {MANIFEST}", "give the folder that k2tui extract wrote")
     except (OSError, ValueError) as err:
@@ -204,7 +205,7 @@ class ShardHeader:
 def read_header(path: Path) -> ShardHeader:
     """Header of one shard (any safetensors file). Raises K2Error when it is cut or not safetensors."""
     try:
-        with path.open("rb") as fh:
+        with open_regular(path) as fh:
             size = os.fstat(fh.fileno()).st_size
             head = fh.read(8)
             if len(head) < 8:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from k2tui.errors import K2Error
+from k2tui.regular import open_regular
 from k2tui.states import layout
 from k2tui.states.layout import Manifest, ShardHeader, TensorAt
 
@@ -183,7 +184,7 @@ class StatesReader:
     def _map(self, shard: int) -> mmap.mmap:
         found = self._maps.get(shard)
         if found is None:
-            with self.shards[shard].path.open("rb") as fh:
+            with open_regular(self.shards[shard].path) as fh:
                 found = mmap.mmap(fh.fileno(), 0, access=mmap.ACCESS_READ)
             self._maps[shard] = found
         return found

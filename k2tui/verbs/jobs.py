@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--lines", type=int, default=200, help="how many last lines (default 200, 0 = all)"
     )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
-    logs.add_argument("--raw", action="store_true", help="bytes as they are, escape codes included")
+    logs.add_argument("--raw", action="store_true", help="bytes as they are: escape codes and secrets included")
     stop = order(
         "stop",
         "stop a job: SIGTERM, grace, then SIGKILL for the whole family; where it holds GPUs, until their memory is back",
@@ -225,8 +225,10 @@ def _again(job: Job) -> str:
 
 
 def _logs(args: argparse.Namespace) -> int:
+    from k2tui.core.job_mask import mask_text
     from k2tui.core.job_text import plain_line
     from k2tui.jobs import folder
+    from k2tui.regular import NotRegularError, open_regular
 
     path = folder.log_path(args.job)
     job_id = path.parent.name
@@ -237,12 +239,12 @@ def _logs(args: argparse.Namespace) -> int:
             out.write(raw)
         else:
             for line in raw.split(b"\n")[: -1 if raw.endswith(b"\n") else None]:
-                out.write(plain_line(line.decode("utf-8", "replace")).encode() + b"\n")
+                out.write(mask_text(plain_line(line.decode("utf-8", "replace"))).encode() + b"\n")
         out.flush()
 
     at = 0
     try:
-        with open(path, "rb") as fh:
+        with open_regular(path) as fh:
             start, size = _last_lines(fh, args.lines)
             fh.seek(start)
             while start < size:  # in pieces: a log may be larger than memory
@@ -261,11 +263,13 @@ def _logs(args: argparse.Namespace) -> int:
             return 0
     except PermissionError as err:
         raise K2Error(f"{path}: {err.strerror}", "the log belongs to another user")
+    except NotRegularError as err:
+        raise K2Error(f"{path}: {err.strerror}", "something has put it in the place of the job's log")
     rest = b""
     while args.follow:
         job = folder.get(job_id)
         try:
-            with open(path, "rb") as fh:
+            with open_regular(path) as fh:
                 fh.seek(0, 2)
                 if fh.tell() < at:  # rotated: a new beginning
                     at, rest = 0, b""

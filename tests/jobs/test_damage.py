@@ -62,7 +62,17 @@ def test_only_regular_files_are_opened(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["spec.json", "progress.json", "result.json", "env.json", "stop.json", "journal.jsonl"]
+    "name",
+    [
+        "spec.json",
+        "progress.json",
+        "result.json",
+        "env.json",
+        "stop.json",
+        "journal.jsonl",
+        "output.log",
+        "lock",
+    ],
 )
 def test_a_fifo_in_a_job_folder_is_one_damaged_row(submit: Submit, home: Path, name: str) -> None:
     other = submit("import time; time.sleep(600)")
@@ -74,11 +84,13 @@ def test_a_fifo_in_a_job_folder_is_one_damaged_row(submit: Submit, home: Path, n
     os.mkfifo(path)
     listed = k2tui(home, "jobs", "list")
     assert listed.returncode == 0 and other in listed.stdout and job_id in listed.stdout
-    is_read = name not in ("env.json", "stop.json")  # by a list
+    is_read = name not in ("env.json", "stop.json", "output.log", "lock")  # by a list, as JSON
     assert (f"damaged: {name}: no regular file (a FIFO)" in listed.stdout) == is_read
     assert listed.stdout.count("damaged:") == is_read
     assert job_id in k2tui(home, "status").stdout
     assert k2tui(home, "jobs", "show", job_id).returncode == 0
+    logs = k2tui(home, "jobs", "logs", job_id)
+    assert ("no regular file" in logs.stderr) == (name == "output.log"), logs
     done = k2tui(home, "jobs", "stop", job_id)
     assert done.returncode in (0, 1), done
     assert not procs.by_job([job_id])[job_id], "its work has ended"

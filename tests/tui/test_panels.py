@@ -145,6 +145,14 @@ def test_a_cell_too_small_keeps_what_tells_labels_apart() -> None:
     assert texts[0] != texts[1] and all(len(t) == 12 and t.startswith("tune") for t in texts)
 
 
+def test_a_damaged_job_says_so_in_its_row() -> None:
+    from k2tui.core.job import Job, JobSpec, JobState
+    from k2tui.tui.panels.jobs import describe
+
+    job = Job(JobSpec("1", "d", "(damaged)", ()), JobState.RUNNING, pid=1, damage="spec.json is missing")
+    assert describe(job, 0.0).text == "damaged: spec.json is missing"
+
+
 def test_a_jobs_result_is_told_without_ids() -> None:
     from k2tui.tui.panels.jobs import told
 

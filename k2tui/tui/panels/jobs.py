@@ -77,7 +77,9 @@ def left_s(job: Job) -> float | None:
 
 
 def describe(job: Job, now_s: float) -> Seg:
-    """One phrase: why it waits, what it does, or how it ended."""
+    """One phrase: why it waits, what it does, or how it ended; damage of its folder comes first."""
+    if job.damage:
+        return Seg(f"damaged: {job.damage}", "warn")
     if job.state in (JobState.WAITING, JobState.QUEUED) and job.waiting_for:
         since = "" if job.waiting_since_s is None else f" ({fmt.age(now_s - job.waiting_since_s)})"
         return Seg(f"waits for {job.waiting_for}{since}", "dim")
