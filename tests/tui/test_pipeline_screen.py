@@ -75,6 +75,16 @@ def test_what_they_say() -> None:
     assert "each verification yields 1.50 tokens" in report and "80.0" in report
 
 
+def test_the_report_marks_what_is_not_valid() -> None:
+    bad = {**RECORDS, "bench": Record("b", "j2", {"rows": [{**ROW, "flags": ["another load ran: job x (y)"]}]})}
+    report = chain_report.build(CHAIN, {"serve": "s", "bench": "b", "late": "l"}, bad, 0.0)
+    for glyphs in (UNICODE, ASCII):
+        seen = View(Snapshot(taken_s=0.0, chain=chain_view(CHAIN, bad, [], report, "/x")), 0.0, glyphs=glyphs)
+        text = text_of("report", 116, 30, seen)
+        assert f"{glyphs.warn} 80.0" in text
+        assert f"{glyphs.warn} not valid: C=1, draft: another load ran: job x (y)" in text
+
+
 def test_a_training_before_its_first_step_says_what_it_does() -> None:
     doing = "judging the untrained draft: 120/263 samples, 2.0 s left"
     seen = View(Snapshot(taken_s=0.0, training=TrainView("j3", "train", True, total=740, doing=doing)), 0.0)
