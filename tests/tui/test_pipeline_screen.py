@@ -76,7 +76,10 @@ def test_what_they_say() -> None:
 
 
 def test_the_report_marks_what_is_not_valid() -> None:
-    bad = {**RECORDS, "bench": Record("b", "j2", {"rows": [{**ROW, "flags": ["another load ran: job x (y)"]}]})}
+    bad = {
+        **RECORDS,
+        "bench": Record("b", "j2", {"rows": [{**ROW, "flags": ["another load ran: job x (y)"]}]}),
+    }
     report = chain_report.build(CHAIN, {"serve": "s", "bench": "b", "late": "l"}, bad, 0.0)
     for glyphs in (UNICODE, ASCII):
         seen = View(Snapshot(taken_s=0.0, chain=chain_view(CHAIN, bad, [], report, "/x")), 0.0, glyphs=glyphs)
