@@ -209,18 +209,6 @@ async def test_a_failed_server_of_80x24_shows_its_whole_remedy_and_the_pipelines
         return replace(snap, servers=(replace(server, load=replace(server.load, hint=words)),), stages=(*snap.stages, StageInfo("pipeline", "Run the pipeline", "A")))
 
     async with make_app(backend=fake.FakeBackend(script, clock=lambda: fake.T0)).run_test(size=(80, 24)) as pilot:
-        await shows(pilot, "FAILED", "the last word", " A  All ", " l  Log ")
-
-
-async def test_a_failed_server_of_80x24_shows_its_whole_remedy_and_the_pipelines_button(make_app: Any) -> None:
-    words = "the host ran out of memory: " + "free some of it, then start again; " * 4 + "see the last word"
-
-    def script(now: float) -> Snapshot:
-        snap = fake.scene("failed", now, 124.0, gpu_count=0)
-        (server,) = snap.servers
-        return replace(snap, servers=(replace(server, load=replace(server.load, hint=words)),), stages=(*snap.stages, StageInfo("pipeline", "Run the pipeline", "A")))
-
-    async with make_app(backend=fake.FakeBackend(script, clock=lambda: fake.T0)).run_test(size=(80, 24)) as pilot:
         await shows(pilot, "FAILED", "the last word", " A All ", " l Log ")
 
 
