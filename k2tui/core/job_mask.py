@@ -35,10 +35,12 @@ _SHAPES = re.compile(
     r"|(?<=hooks\.slack\.com/services/)[\w/-]{8,}"
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
 )
-# a text without any of these holds nothing to hide
-_HINT = re.compile(
-    r"(?i)key|token|secret|pass|pwd|auth|cred|pat|cookie|bearer|webhook|string|hf_|sk-|gh[pousr]_|xox|akia|slack|eyj|://"
-)
+# a text without any of these holds nothing to hide: most lines of a log cost only this look
+_SHAPE_HINTS = ("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "xox", "akia", "slack", "eyj")
+_TOLD_HINTS = ("password", "passwd", "passphrase", "secret", "apikey", "api_key", "api-key", "_token", "-token")
+_NAME_HINTS = ("key", "token", "secret", "pass", "pwd", "auth", "cred", "pat", "cookie", "bearer", "webhook", "string")
+_HEADER_HINTS = ("authorization", "api-key", "auth-token", "cookie")
+_OPTION = re.compile(r"(?<![\w-])--?[A-Za-z]")
 _HEADERS = r"(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|(?:set-)?cookie"
 _HEADER = re.compile(rf"(?i)(?<![\w-])(?:(?<=([\"']))|(?<![\"']))({_HEADERS})([ \t]*:[ \t]*)(?=\S)")
 _HEADER_WORD = re.compile(rf"(?i)((?:{_HEADERS})[ \t]*:[ \t]*)(\S[\s\S]*)")
@@ -53,11 +55,15 @@ _URL = re.compile(r"(://[^/\s:@\"']*:)[^/\s\"']+(@)")
 _NAME = r"[A-Za-z_][\w.-]{0,120}"
 # where a value begins: "name": | --name= name= | --name  | name:  (a bare colon is weak, so only for names that cannot be
 # a counter: "#new-token: 512" is one)
-_NAMED = re.compile(
+_NAMED_RULES = (
     rf"""(\\{{0,3}}["'])(?P<key>{_NAME})\1[ \t]*[:=][ \t]*(?=\S)"""
     rf"""|(?<![\w-])(?P<set>-{{0,2}}{_NAME})="""
     rf"""|(?<![\w-])(?P<flag>--?{_NAME})[ \t]+(?!--)(?=\S)"""
-    rf"""|(?<![\w-])(?P<told>(?i:[\w-]{{0,80}}(?:password|passwd|passphrase|secret|api[_-]?key|(?:hf|auth|access|api)[_-]token)))[ \t]*:[ \t]+(?=\S)"""
+)
+_NAMED = re.compile(_NAMED_RULES)
+_NAMED_OR_TOLD = re.compile(
+    _NAMED_RULES
+    + r"""|(?<![\w-])(?P<told>(?i:[\w-]{0,80}(?:password|passwd|passphrase|secret|api[_-]?key|(?:hf|auth|access|api)[_-]token)))[ \t]*:[ \t]+(?=\S)"""
 )
 # where it ends: at its own quote; in brackets (a list of keys); else at a blank, a quote that closes another, or what ends a
 # word in a shell or a URL; a comma before the next name ends it too
@@ -92,8 +98,6 @@ def mask_text(text: str) -> str:
 
     Takes time in proportion to the length; masking twice changes nothing. Only what is secret goes: quotes and what follows stay.
     """
-    if not _HINT.search(text):
-        return text
     for _ in range(20):  # what one rule leaves may be a case for another
         out = _mask_once(text)
         if out == text:
@@ -103,11 +107,22 @@ def mask_text(text: str) -> str:
 
 
 def _mask_once(text: str) -> str:
-    out = _SHAPES.sub(MASK, text)
-    out = _URL.sub(rf"\g<1>{MASK}\g<2>", out)
-    out = _mask_headers(out)
-    out = _BEARER.sub(rf"\g<1>\g<2>{MASK}", out)
-    return _mask_named(out)
+    low = text.lower()
+    out = text
+    if any(w in low for w in _SHAPE_HINTS):
+        out = _SHAPES.sub(MASK, out)
+    if "://" in low and "@" in low:
+        out = _URL.sub(rf"\g<1>{MASK}\g<2>", out)
+    if not any(w in low for w in _NAME_HINTS):
+        return out
+    if any(w in low for w in _HEADER_HINTS):
+        out = _mask_headers(out)
+    if "bearer" in low:
+        out = _BEARER.sub(rf"\g<1>\g<2>{MASK}", out)
+    is_told = any(w in low for w in _TOLD_HINTS)
+    if is_told or any(c in low for c in "=\"'") or _OPTION.search(low):
+        out = _mask_named(out, _NAMED_OR_TOLD if is_told else _NAMED)
+    return out
 
 
 def _mask_headers(text: str) -> str:
@@ -157,11 +172,11 @@ def _bare_end(text: str, value: re.Match[str]) -> int:
     return end
 
 
-def _mask_named(text: str) -> str:
+def _mask_named(text: str, rule: re.Pattern[str]) -> str:
     """Mask what follows a secret name; the value of another name is looked into: `sh -c "x --api-key S"`."""
     parts: list[str] = []
     at = done = 0
-    while m := _NAMED.search(text, at):
+    while m := rule.search(text, at):
         at = m.end()
         name = m[m.lastgroup or 0]
         if not is_secret_name(name):

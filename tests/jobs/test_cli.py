@@ -123,6 +123,15 @@ def test_nothing_of_a_log_reaches_the_terminal_as_a_code(submit: Submit, capsys:
     assert "\x1b[2J" in capsys.readouterr().out
 
 
+def test_a_secret_that_the_work_writes_is_masked_where_the_log_is_shown(submit: Submit, capsys: Capture) -> None:
+    job_id = submit("print('serving with --api-' + 'key S3CR1 --port 1\\nplain')")
+    assert folder.wait(job_id, 20).state == "succeeded"
+    assert call("jobs", "logs", job_id) == 0
+    assert capsys.readouterr().out == "serving with --api-key *** --port 1\nplain\n"
+    assert call("jobs", "logs", job_id, "--raw") == 0
+    assert "S3CR1" in capsys.readouterr().out, "the log itself is the work's own"
+
+
 def test_last_lines_of_a_long_log(submit: Submit, capsys: Capture) -> None:
     job_id = submit("for i in range(50000): print(i, 'y' * 40)")
     folder.wait(job_id, 30)
