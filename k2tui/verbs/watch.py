@@ -136,6 +136,10 @@ def run(args: argparse.Namespace) -> int:
         target = target_for(args.what, args.url)
     try:
         if args.once:
+            if target.log is not None and target.log.is_fifo():
+                err = UsageError(f"{target.log} is a FIFO: it may never say anything", f"k2tui watch --once - < {target.log}")
+                err.exit_code = 4
+                raise err
             if spool is not None:
                 spool.wait(10.0)
             from k2tui.servers import look_once
