@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for p in (resume, show, best):
         p.add_argument("run", nargs="?", default=None, help="name or its beginning; default: the newest")
     for p in (run_, resume):
-        p.add_argument("--wait", action="store_true", help="wait for the end and print the table")
+        p.add_argument("--wait", action="store_true", help="wait for the end and print the table; stderr says what is measured")
         p.add_argument("--config", help="config file to read last")
         p.add_argument(
             "--anyway",
@@ -128,11 +128,34 @@ def _start(run: Any, args: argparse.Namespace) -> int:
             else f"{run.path.name} (job {job_id}); look: k2tui tune show"
         )
         return 0
-    job = folder.wait(job_id)
+    job = _follow(job_id, run.path.name)
     _show(run, args.json)
     if job.exit_code != 0:
         print(f"k2tui tune: {job.reason or job.state}; k2tui jobs logs {job_id}", file=sys.stderr)
     return 0 if job.exit_code == 0 else 1
+
+
+def _follow(job_id: str, name: str) -> Job:
+    """Wait for the run's end and say on stderr what it does: a line for each pass."""
+    import time
+
+    from k2tui.core.job_text import detail
+    from k2tui.jobs import folder
+
+    print(f"{name} (job {job_id}); Ctrl-C leaves it running, then: k2tui tune show", file=sys.stderr, flush=True)
+    said: object = None
+    try:
+        while True:
+            job = folder.wait(job_id, 0.5)
+            if job.state.is_final:
+                return job
+            now = (job.progress.done, job.progress.note) if job.progress is not None else job.waiting_for
+            if now and now != said:
+                said = now
+                print(detail(job, time.time()), file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print(f"\n{name} goes on: k2tui tune show; k2tui jobs stop {job_id} ends it", file=sys.stderr)
+        raise
 
 
 def run(args: argparse.Namespace) -> int:
@@ -179,10 +202,10 @@ def _refuse(space: Space, args: argparse.Namespace) -> None:
     """Say now, not in a job's log, that the first trial cannot start."""
     from k2tui import config
     from k2tui.doctor_gpu import settle_gpus
-    from k2tui.tune.check import refuse
+    from k2tui.tune.check import own_port, refuse
 
     profile = config.load(args.config).get_profile(space.profile)
-    refuse(space, settle_gpus(profile) if profile.auto_gpus else profile)
+    refuse(space, own_port(settle_gpus(profile) if profile.auto_gpus else profile))
 
 
 def _tuner_of(run: Any) -> tuple[Job | None, Sequence[Job]]:

@@ -15,7 +15,7 @@ COLUMNS = (
     Column("", 1, keep=10),
     Column("C", 5, keep=10, align=">"),
     Column("out tok/s", 9, keep=10, align=">"),
-    Column("vs base", 13, keep=9),
+    Column("vs base", 17, keep=9),
     Column("/user", 6, keep=8, align=">"),
     Column("TTFT50", 6, keep=7, align=">"),
     Column("p99", 6, keep=6, align=">"),
