@@ -50,6 +50,7 @@ _SCHEME = re.compile(
 )
 _WHOLE_LINE = re.compile(r"(?i)(?:aws4-hmac-sha256|digest|hawk|oauth|vapid)[ \t]+([^\n]+)")  # name="value", name=value ...
 _COOKIES = re.compile(r"[^\s;\"']+(?:;[ \t]*[^\s;=\"']{1,99}=[^\s;\"']*)*")
+_USER = re.compile(r"(?<![\w-])(-u|--user)([ \t]+[\"']?)([^\s:\"']+:)(?!\*\*\*)[^\s\"']+")  # of curl
 _BEARER = re.compile(r"(?i)(?<![\w-])(bearer)([ \t]+)(?!\*\*\*)[A-Za-z0-9._~+/=-]{6,}")
 _URL = re.compile(r"(://[^/\s:@\"']*:)[^/\s\"']+(@)")
 _NAME = r"[A-Za-z_][\w.-]{0,120}"
@@ -68,9 +69,9 @@ _NAMED_OR_TOLD = re.compile(
 # where it ends: at its own quote; in brackets (a list of keys); else at a blank, a quote that closes another, or what ends a
 # word in a shell or a URL; a comma before the next name ends it too
 _QUOTED = re.compile(
-    r"""(\\{1,3}["']|'"'"')((?:(?!\1)[^\n])+)\1|(")((?:[^"\\\n]|\\[^\n])+)"|(')((?:[^'\\\n]|\\[^\n])+)'|(["'])([^"'\n]+)\7"""
+    r"""(\\{1,3}["']|'"'"')((?:(?!\1)[^\n])+)\1|(")((?:[^"\\\n]|\\[^\n])+)"|(')((?:[^'\\\n]|\\[^\n])+(?:'"'"'[^'\n]*)*)'|(["'])([^"'\n]+)\7"""
 )
-_LISTED = re.compile(r"\[[^\[\]\n]+\]|\([^()\n]+\)")
+_LISTED = re.compile(r"\[[^\[\]\n]+\]|\$?\([^()\n]+\)")
 _BARE = re.compile(
     r"""(?:[^\s"'`;|&<>,]|,(?![A-Za-z_][\w.-]{0,120}[=:])|"(?=[\w$*])[^"\n]*"|'(?=[\w$*])[^'\n]*')+"""
 )
@@ -113,6 +114,8 @@ def _mask_once(text: str) -> str:
         out = _SHAPES.sub(MASK, out)
     if "://" in low and "@" in low:
         out = _URL.sub(rf"\g<1>{MASK}\g<2>", out)
+    if "curl" in low:
+        out = _USER.sub(rf"\g<1>\g<2>\g<3>{MASK}", out)
     if not any(w in low for w in _NAME_HINTS):
         return out
     if any(w in low for w in _HEADER_HINTS):

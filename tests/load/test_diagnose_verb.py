@@ -91,7 +91,10 @@ def test_secrets_of_a_log_are_not_shown():
         b"usage: launch_server.py [-h] [--api-key API_KEY]\n"
         b"launch_server.py: error: unrecognized arguments: --foo --api-key S3CR3 --tp 2\n"
     )
-    hub = log.splitlines(keepends=True)[0] + b"huggingface_hub.errors.GatedRepoError: 401 Client Error for https://joe:S3CR1@hf.co/m?token=S3CR2 Authorization: Bearer S3CRhf_x. Access to model m is restricted\n"
+    hub = (
+        log.splitlines(keepends=True)[0]
+        + b"huggingface_hub.errors.GatedRepoError: 401 Client Error for https://joe:S3CR1@hf.co/m?token=S3CR2 Authorization: Bearer S3CRhf_x. Access to model m is restricted\n"
+    )
     for data in (log, hub):
         for args in (("--json", "-"), ("--all", "-")):
             run = diagnose(*args, data=data)
@@ -99,3 +102,18 @@ def test_secrets_of_a_log_are_not_shown():
             assert b"***" in run.stdout
     got = json.loads(diagnose("--json", "-", data=log).stdout)
     assert got["proof_line"] == "launch_server.py: error: unrecognized arguments: --foo --api-key *** --tp 2"
+
+
+def test_watch_shows_no_secret_of_a_log(tmp_path):
+    path = tmp_path / "s.log"
+    path.write_text(
+        "usage: launch_server.py [-h]\nlaunch_server.py: error: unrecognized arguments: --foo --api-key S3CR3 --tp 2\n"
+    )
+    for more in ((), ("--json",)):
+        run = subprocess.run(
+            [sys.executable, "-m", "k2tui", "watch", "--once", *more, str(path)],
+            capture_output=True,
+            timeout=90,
+            env={**os.environ, "K2TUI_HOME": str(tmp_path)},
+        )
+        assert b"--api-key ***" in run.stdout and b"S3CR" not in run.stdout + run.stderr
