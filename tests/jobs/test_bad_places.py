@@ -76,7 +76,13 @@ def test_a_line_without_secrets_stays(line: str) -> None:
     assert mask_text(line) == line
 
 
-@pytest.mark.parametrize("part", ["-", "a", "\\", '"a":', "--key ", "a.b-", 'key="x ', "x:"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "-", "a", "\\", '"a":', "--key ", "a.b-", 'key="x ', "x:", "://a:", "://u:p@", "Authorization: ", 'Authorization: "', "cookie: a=b;",
+        "bearer ", "key=[", 'key="\\', "password ", "--token '", ".-a", "key=a,b", "key=)", "a b=", "'key': [", "curl -u ", "token='\"'\"'",
+    ],
+)  # fmt: skip
 def test_a_long_odd_line_is_no_trap(part: str) -> None:
     line = part * (40_000 // len(part))
     before = time.process_time()
