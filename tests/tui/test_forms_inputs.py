@@ -78,7 +78,7 @@ def test_a_step_that_the_pipeline_lacks_is_named_with_the_nearest(monitor: Monit
 def test_a_space_that_is_no_file_is_refused_at_once(monitor: Monitor, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     for name in ("pipe.toml", ".", "/dev/zero"):
-        with pytest.raises(K2Error, match="no regular file|Is a directory"):
+        with pytest.raises(K2Error, match=r"no regular file|Is a directory"):
             monitor.preview("tune", {"space": name})
     with pytest.raises(K2Error, match="null byte"):
         monitor.preview("tune", {"space": "a\0b"})
