@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -278,13 +279,17 @@ def test_requests_run_together_and_queue(shared: Engine) -> None:
             shared.url + "/generate", json={"text": text, "sampling_params": params}, timeout=60
         ).json()["output_ids"]
 
-    mark = len(shared.log)
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(ask, texts))
-    assert [ask(text) for text in texts] == together
-    grown = shared.log[mark:]
-    assert "#running-req: 4" in grown
-    assert any(f"#queue-req: {n}" in grown for n in range(1, 5))
+    def met() -> bool:
+        mark = len(shared.log)
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(ask, texts)) == alone
+        grown = shared.log[mark:]
+        return "#running-req: 4" in grown and any(f"#queue-req: {n}" in grown for n in range(1, 5))
+
+    alone = [ask(text) for text in texts]
+    assert any(
+        met() for _ in range(8)
+    )  # where clients are slow to start, the first may be done before the fourth asks
 
 
 def test_metrics_count(shared: Engine) -> None:
@@ -345,7 +350,7 @@ def test_a_client_that_goes_away_ends_its_request(shared: Engine) -> None:
             if stream:
                 raw.recv(100)
             else:
-                until(lambda: load(shared)["num_running_reqs"] == 1)
+                until(lambda: load(shared)["num_running_reqs"] == 1 or select.select([raw], [], [], 0)[0])
         until(lambda: load(shared)["num_running_reqs"] == 0)
         return count() > before
 
