@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = (
     "serve.args=[]", "prepare.count=120", "prepare.max_new_tokens=40", "bench.num_prompts=6", "bench-untrained.num_prompts=3", "bench-draft.num_prompts=8",
-    "bench.concurrency=[1]", "bench-draft.concurrency=[1]", "train.epochs=6", "train.eval_every=0", "train.chains=4",
+    "bench.concurrency=[1]", "bench-draft.concurrency=[1]", "train.epochs=10", "train.eval_every=0", "train.chains=4",
 )  # fmt: skip
 
 
