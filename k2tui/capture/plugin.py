@@ -15,6 +15,7 @@ The scheduler only copies and tells: whether rows are whole and in order is judg
 from __future__ import annotations
 
 import atexit
+import importlib
 import importlib.util
 import logging
 import os
@@ -98,14 +99,30 @@ def _exists(module: str) -> bool:
         return False
 
 
+def _resolve(path: str) -> Any:
+    """The module or class of a dotted path. What a module misses while it is imported is raised, not taken for an attribute that is not there."""
+    parts = path.split(".")
+    for count in range(len(parts), 0, -1):
+        name = ".".join(parts[:count])
+        try:
+            found: Any = importlib.import_module(name)
+        except ModuleNotFoundError as err:
+            if err.name is None or not f"{name}.".startswith(f"{err.name}."):
+                raise
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(f"no module named {parts[0]!r}", name=parts[0])
+
+
 def _wrap(
     target: str, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
 ) -> None:
     import functools
-    import pkgutil
 
     owner_path, name = target.rsplit(".", 1)
-    owner = pkgutil.resolve_name(owner_path)
+    owner = _resolve(owner_path)
     raw = owner.__dict__.get(name) if isinstance(owner, type) else None
     original = raw.__func__ if isinstance(raw, classmethod | staticmethod) else getattr(owner, name)
     if getattr(original, "_k2tui_capture", False):
