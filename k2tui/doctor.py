@@ -24,6 +24,7 @@ from k2tui.doctor_gpu import check_gpus, check_links, gpus_per_node, needs_gpus,
 from k2tui.engine_flags import InstalledEngine, installed, nearest, unknown_flags
 from k2tui.errors import K2Error
 from k2tui.sources.nvml_topology import read_topology
+from k2tui.sources.procs import listener
 
 
 class Severity(StrEnum):
@@ -74,7 +75,7 @@ def port_owner(host: str, port: int) -> str:
         probe.close()
     import psutil
 
-    pid = _listener(port)
+    pid = listener(port)
     try:
         if pid:
             job = _job_of(pid)
@@ -82,17 +83,6 @@ def port_owner(host: str, port: int) -> str:
     except (psutil.Error, OSError):
         pass
     return "another process"
-
-
-def _listener(port: int) -> int | None:
-    """Pid of who listens at this port; None when nobody does, or when that cannot be told."""
-    import psutil
-
-    try:
-        found = (c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.status == psutil.CONN_LISTEN)
-        return next((pid for pid in found if pid), None)
-    except (psutil.Error, OSError):
-        return None
 
 
 def _job_of(pid: int) -> Job | None:
@@ -108,7 +98,7 @@ def _job_of(pid: int) -> Job | None:
 
 def job_at(port: int) -> Job | None:
     """The job of ours that listens at this port; None when nobody does, or somebody else."""
-    pid = _listener(port)
+    pid = listener(port)
     return _job_of(pid) if pid else None
 
 

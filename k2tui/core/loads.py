@@ -5,7 +5,7 @@ Law: whoever waits waits only for jobs of an older family, so that two never wai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from k2tui.core.job import Job, JobState
 
@@ -45,20 +45,29 @@ def _is_waiting(job: Job) -> bool:
     return job.progress is not None and job.progress.note.startswith(WAITS)
 
 
+def _apart(jobs: Sequence[Job], me: str, url: str) -> Callable[[Job], bool]:
+    """Tells whether a job is of the family of `me`, or on known GPUs that the server at `url` does not use."""
+    family, gpus = family_of(me, jobs), gpus_at(url, jobs)
+
+    def is_apart(job: Job) -> bool:
+        if me and family_of(job.spec.id, jobs) == family:
+            return True
+        theirs = gpus_of(job, jobs) if gpus else frozenset[str]()
+        return bool(theirs) and not gpus & theirs
+
+    return is_apart
+
+
 def now(jobs: Sequence[Job], me: str, url: str) -> list[Job]:
     """What loads this host now and would disturb a measurement of the server at `url`. me: the measuring job, "" = none.
 
     Jobs of its own family do not count, nor those on other GPUs, nor measurements that wait themselves.
     """
-    family, gpus = family_of(me, jobs), gpus_at(url, jobs)
+    is_apart = _apart(jobs, me, url)
     return [
         j
         for j in jobs
-        if j.spec.stage in STAGES
-        and j.state in _RUNS
-        and not _is_waiting(j)
-        and not (me and family_of(j.spec.id, jobs) == family)
-        and not (gpus and (theirs := gpus_of(j, jobs)) and not gpus & theirs)
+        if j.spec.stage in STAGES and j.state in _RUNS and not _is_waiting(j) and not is_apart(j)
     ]
 
 
@@ -70,20 +79,20 @@ def to_wait_for(jobs: Sequence[Job], me: str, url: str) -> Job | None:
 
 def during(jobs: Sequence[Job], me: str, url: str, since_s: float) -> list[Job]:
     """What disturbed a measurement from since_s (Unix seconds) until now: loads, and servers that were started meanwhile."""
-    family, gpus = family_of(me, jobs), gpus_at(url, jobs)
+    is_apart = _apart(jobs, me, url)
     found: list[Job] = []
     for job in jobs:
         is_load = job.spec.stage in STAGES and job.spec.stage != "pipeline"  # its steps are jobs themselves
         began = job.started_s is not None and (is_load or job.started_s >= since_s)
         ran = job.state in _RUNS or (job.ended_s is not None and job.ended_s > since_s)
-        if not (is_load or job.spec.kind == "server") or not began or not ran or _is_waiting(job):
-            continue
-        if me and family_of(job.spec.id, jobs) == family:
-            continue
-        theirs = gpus_of(job, jobs)
-        if gpus and theirs and not gpus & theirs:
-            continue
-        found.append(job)
+        if (
+            (is_load or job.spec.kind == "server")
+            and began
+            and ran
+            and not _is_waiting(job)
+            and not is_apart(job)
+        ):
+            found.append(job)
     return found
 
 

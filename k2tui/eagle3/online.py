@@ -127,28 +127,37 @@ def server_facts(url: str) -> Mapping[str, Any]:
         )
 
 
+def _post(
+    client: Any, url: str, path: str, body: Mapping[str, Any], read: Callable[[Any, float], Answer], hint: str
+) -> Answer:
+    """One request, timed; read: makes the answer of the JSON and the seconds. Raises K2Error naming the address, with hint when the answer is
+    another server's."""
+    import httpx
+
+    start = time.perf_counter()
+    try:
+        got = client.post(path, json=body)
+        seconds = time.perf_counter() - start
+        if got.status_code != 200:
+            raise K2Error(f"{url}{path} answered {got.status_code}: {got.text[:200]}", "see the server's log")
+        return read(got.json(), seconds)
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as err:
+        raise K2Error(f"{url}{path}: {type(err).__name__}: {err}", hint)
+
+
 def _ask_vllm(
     client: Any, prompt: Prompt, max_new_tokens: int, temperature: float, url: str, model: str
 ) -> Answer:
-    import httpx
-
     body = {
         "model": model, "prompt": list(prompt.input_ids) or prompt.text, "max_tokens": max_new_tokens, "temperature": temperature,
         "return_token_ids": True,
     }  # fmt: skip
-    start = time.perf_counter()
-    try:
-        got = client.post("/v1/completions", json=body)
-        seconds = time.perf_counter() - start
-        if got.status_code != 200:
-            raise K2Error(
-                f"{url}/v1/completions answered {got.status_code}: {got.text[:200]}", "see the server's log"
-            )
-        value = got.json()
+
+    def read(value: Any, seconds: float) -> Answer:
         ids = tuple(int(i) for i in value["choices"][0].get("token_ids") or ())
         return Answer(ids, int(value["usage"]["completion_tokens"]), 0, (), seconds)
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as err:
-        raise K2Error(f"{url}/v1/completions: {type(err).__name__}: {err}", "see the server's log")
+
+    return _post(client, url, "/v1/completions", body, read, "see the server's log")
 
 
 def _vllm_metrics(url: str, generation_tokens: float = 0.0) -> VllmMetrics:
@@ -172,32 +181,20 @@ def _vllm_metrics(url: str, generation_tokens: float = 0.0) -> VllmMetrics:
 def _ask(
     client: Any, prompt: Prompt, max_new_tokens: int, temperature: float, url: str, vllm_model: str = ""
 ) -> Answer:
-    import httpx
-
     if vllm_model:
         return _ask_vllm(client, prompt, max_new_tokens, temperature, url, vllm_model)
     body: dict[str, Any] = {"sampling_params": {"temperature": temperature, "max_new_tokens": max_new_tokens}}
     body |= {"input_ids": list(prompt.input_ids)} if prompt.input_ids else {"text": prompt.text}
-    start = time.perf_counter()
-    try:
-        got = client.post("/generate", json=body)
-        seconds = time.perf_counter() - start
-        if got.status_code != 200:
-            raise K2Error(
-                f"{url}/generate answered {got.status_code}: {got.text[:200]}", "see the server's log"
-            )
-        value = got.json()
+
+    def read(value: Any, seconds: float) -> Answer:
         meta = value["meta_info"]
         histogram = meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram") or ()
         return Answer(
             tuple(int(i) for i in value.get("output_ids") or ()), int(meta["completion_tokens"]), int(meta.get("spec_verify_ct") or 0),
             tuple(int(n) for n in histogram), seconds,
         )  # fmt: skip
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as err:
-        raise K2Error(
-            f"{url}/generate: {type(err).__name__}: {err}",
-            "is this an SGLang or vLLM server (or k2tui's own)?",
-        )
+
+    return _post(client, url, "/generate", body, read, "is this an SGLang or vLLM server (or k2tui's own)?")
 
 
 def ask_all(

@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from k2tui.core.bench_record import VERSION, Metric
-from k2tui.sources.procs import family, listener
+from k2tui.jobs.procs import family
+from k2tui.sources.procs import listener
 
 _HERE = ("127.0.0.1", "localhost", "::1")
 
@@ -30,7 +31,7 @@ class GpuWatch:
             return
         with contextlib.suppress(OSError, ValueError):
             pid = listener(parts.port or 80)
-            self._pids = family(pid) if pid is not None else self._pids
+            self._pids = frozenset(family([pid])) if pid is not None else self._pids
         with contextlib.suppress(Exception):  # a broken driver must never end a benchmark
             from k2tui.sources.nvml import NvmlSampler
 

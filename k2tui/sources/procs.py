@@ -12,6 +12,7 @@ import pwd
 import re
 import select
 import signal
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -522,7 +523,15 @@ def _self_and_ancestors() -> set[int]:
 
 
 def listener(port: int) -> int | None:
-    """Process id of who listens on this TCP port; None when nobody does, or it cannot be told (another user's process, no /proc)."""
+    """Process id of who listens on this TCP port; None when nobody does, or it cannot be told (another user's process)."""
+    if sys.platform != "linux":
+        import psutil
+
+        try:
+            found = (c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.status == psutil.CONN_LISTEN)
+            return next((pid for pid in found if pid), None)
+        except (psutil.Error, OSError):
+            return None
     inodes: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -537,16 +546,3 @@ def listener(port: int) -> int | None:
                     if os.readlink(entry) in inodes:
                         return int(folder.parent.name)
     return None
-
-
-def family(pid: int) -> frozenset[int]:
-    """A process and all its descendants; of a server, its ranks."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            parents[int(entry.parent.name)] = int(entry.read_text(errors="replace").rsplit(")", 1)[1].split()[1])
-    found, size = {pid}, 0
-    while size != len(found):
-        size = len(found)
-        found.update(child for child, parent in parents.items() if parent in found)
-    return frozenset(found)
