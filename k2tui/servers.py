@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from k2tui.core.job_mask import mask_text
 from k2tui.core.job_words import NO_OOM_KILL
 from k2tui.core.load import LoadView, ShardCount, State
 from k2tui.core.server import HttpStatus
-from k2tui.core.server_jobs import is_live, server_jobs
 from k2tui.core.snapshot import ServerView
 from k2tui.core.tracker import Evidence
 from k2tui.engines._reading import load_tracker
-from k2tui.errors import K2Error, NotReadyError
+from k2tui.errors import K2Error
 from k2tui.jobs import folder
 from k2tui.sources import loadhistory
 from k2tui.sources.http import ServerProbe
@@ -100,10 +98,6 @@ class Follower:
             changed = self._tail.modified_s()
             if changed is not None:
                 self._grew_s = changed
-
-    @property
-    def is_following_log(self) -> bool:
-        return self._tail is not None
 
     def step(self, now_s: float, budget_b: int = 16 << 20) -> bool:
         """Read what the log grew by (at most budget_b); True when there was something."""
@@ -267,14 +261,6 @@ def look_once(target: Target, now_s: float | None = None, *, ask: bool = True, t
         return follower.view(now, http)
     finally:
         follower.close()
-
-
-def running_server(jobs: Sequence[Job] | None = None) -> Job:
-    """The newest live server job. Raises NotReadyError with what to do when there is none."""
-    for job in server_jobs(folder.list_jobs() if jobs is None else jobs):
-        if is_live(job):
-            return job
-    raise NotReadyError("no server of k2tui's is running", "start one: k2tui up PROFILE (k2tui config profiles lists them)")
 
 
 def _sizes(folder: Path) -> list[int]:

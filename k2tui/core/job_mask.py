@@ -290,23 +290,6 @@ def mask_params(params: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def masked_places(argv: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of what masking hides: "env HF_TOKEN", "argv --api-key"."""
-    places = [f"env {k}" for k, v in env.items() if mask_env({k: v})[k] != v]
-    hidden = mask_argv(argv)
-    for i, (old, new) in enumerate(zip(argv, hidden, strict=True)):
-        if old != new:
-            places.append(
-                "argv "
-                + (
-                    argv[i - 1]
-                    if new == MASK and i
-                    else new.partition("=")[0].partition(MASK)[0].strip() or str(i)
-                )
-            )
-    return tuple(places)
-
-
 _FLAG_BEFORE = re.compile(r"""(--?[A-Za-z][\w.-]*)(?:[ \t]+|=)["']?$""")  # of a shell's own words
 _NAME_BEFORE = re.compile(r"""([A-Za-z_][\w.-]{0,120})\\{0,3}["']?[ \t]*[:=][ \t]*\\{0,3}["']?(?:[A-Za-z][\w-]{0,24} )?$""")
 
