@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -32,17 +31,15 @@ def k2(where: Path, *argv: str, timeout: float = 60) -> subprocess.CompletedProc
 
 def test_the_demo_pipeline_trains_a_draft_that_is_accepted(
     own_home: Path,
+    own_port: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     still_there: Callable[[], list[psutil.Process]],
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
     config = tmp_path / "k2tui.toml"
-    config.write_text(f'[profile.tiny]\nengine = "local"\nmodel = "asset:tiny-target"\nport = {port}\n')
+    config.write_text(f'[profile.tiny]\nengine = "local"\nmodel = "asset:tiny-target"\nport = {own_port}\n')
     monkeypatch.setenv("K2TUI_CONFIG", str(config))
     settings = [word for pair in SMALL for word in ("--set", pair)]
     order = ("pipeline", "run", "--file", "asset:demo")

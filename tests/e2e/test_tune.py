@@ -22,12 +22,9 @@ def k2(*argv: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(300)
-def test_tuning_survives_death_hang_and_kill(own_home: Path, tmp_path: Path) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+def test_tuning_survives_death_hang_and_kill(own_home: Path, own_port: int, tmp_path: Path) -> None:
     config = tmp_path / "k.toml"
-    config.write_text(f'[profile.t]\ninherit = "tiny"\nport = {port}\nstall_s = 5\nargs = ["--max-running-requests", "1"]\n')
+    config.write_text(f'[profile.t]\ninherit = "tiny"\nport = {own_port}\nstall_s = 5\nargs = ["--max-running-requests", "1"]\n')
     space = tmp_path / "space.toml"
     space.write_text("""
 profile = "t"
@@ -70,13 +67,10 @@ values = ["500"]
 
 @pytest.mark.timeout(300)
 def test_a_hopeless_trial_ends_early_and_a_wide_interval_gets_more_passes(
-    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_home: Path, own_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
     config = tmp_path / "k.toml"
-    config.write_text(f'[profile.t]\ninherit = "tiny"\nport = {port}\n')
+    config.write_text(f'[profile.t]\ninherit = "tiny"\nport = {own_port}\n')
     space = tmp_path / "space.toml"
     space.write_text("""
 profile = "t"
@@ -123,12 +117,9 @@ values = ["1"]
     assert json.loads(k2("status", "--json").stdout)["jobs"] == []
 
 
-def test_trials_run_beside_our_own_server_and_say_what_they_do(own_home: Path) -> None:
+def test_trials_run_beside_our_own_server_and_say_what_they_do(own_home: Path, own_port: int) -> None:
     """`up tiny` holds the profile's port (as the demo does): the trials take the next free one, and --wait is not silent."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    (own_home / "config.toml").write_text(f"[profile.tiny]\nport = {port}\n")
+    (own_home / "config.toml").write_text(f"[profile.tiny]\nport = {own_port}\n")
     space = own_home / "s.toml"
     space.write_text("""
 profile = "tiny"
@@ -150,7 +141,7 @@ values = ["64"]
     assert facts["run"] in done.stderr and "Ctrl-C leaves it running" in done.stderr
     assert "0/3 trials (0%); as the profile" in done.stderr and "chunked-prefill-size=64" in done.stderr
     (server,) = json.loads(k2("status", "--json").stdout)["servers"]
-    assert server["state"] == "ready" and server["url"].endswith(f":{port}")
+    assert server["state"] == "ready" and server["url"].endswith(f":{own_port}")
     assert k2("down").returncode == 0
 
 
