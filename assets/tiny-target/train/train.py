@@ -157,6 +157,11 @@ def main() -> int:
         bytes_per_token[kind] = stream.text_bytes / len(stream.ids)
 
     model = LlamaForCausalLM(config(vocab, args.hidden, args.layers)).to(device)
+    if args.layers > 16:  # what every layer adds to the stream starts smaller the more of them there are (GPT-2's rule), or a deep model may diverge
+        with torch.no_grad():
+            for layer in model.model.layers:
+                for out in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                    out.weight.mul_((2 * args.layers) ** -0.5)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters:,} parameters, bf16 {2 * parameters / 1e6:.2f} MB, on {device}", flush=True)
     matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
