@@ -89,7 +89,7 @@ def evaluate(
         real = n < len(mine)
         samples = [states.sample(i) for i in (mine[n] if real else packs[0][:1])]
         pack = make_pack(samples, steps, shifted=module.options.shifted, dtype=dtype).to(ranks.device)
-        result = module(pack, [0.0] * steps, True)
+        _, result = module(pack, [0.0] * steps, True)
         if not real:
             continue
         right = torch.zeros(pack.num_active, steps, dtype=torch.bool, device=ranks.device)

@@ -60,7 +60,10 @@ class StepReport:
 
 
 class TttModule(nn.Module):
-    """The draft wrapped so that FSDP2's hooks see one forward: module(pack, step_weights) -> TttResult."""
+    """The draft wrapped so that FSDP2's hooks see one forward: module(pack, step_weights) -> (loss, TttResult).
+
+    The loss stands beside the result that holds it, since FSDP2 of torch 2.11 looks for what to hook in tuples, not in
+    dataclasses: without that hook no gradient reaches the sharded parameters."""
 
     def __init__(self, draft: Eagle3Draft, head: TargetHead, options: TttOptions) -> None:
         super().__init__()
@@ -68,8 +71,9 @@ class TttModule(nn.Module):
         self.head = head
         self.options = options
 
-    def forward(self, pack: Pack, step_weights: list[float], full: bool = False) -> TttResult:
-        return ttt_loss(self.draft, self.head, pack, step_weights, self.options, full=full)
+    def forward(self, pack: Pack, step_weights: list[float], full: bool = False) -> tuple[Tensor, TttResult]:
+        result = ttt_loss(self.draft, self.head, pack, step_weights, self.options, full=full)
+        return result.loss, result
 
 
 class _ScaleGrad(torch.autograd.Function):
@@ -120,8 +124,7 @@ class Stepper:
         sums = torch.zeros(3 * k_total + 3, dtype=torch.float64, device=device)
         flops = 0.0
         for pack in packs:
-            result = self.module(pack, weights)
-            loss = result.loss
+            loss, result = self.module(pack, weights)
             if self.ranks.sharded:  # FSDP2 averages over ranks; we want the sum
                 loss = _ScaleGrad.apply(loss, float(self.ranks.size))
             loss.backward()
