@@ -1,7 +1,8 @@
 """The tuner's reasoning: a space of settings, which trial comes next, which trial won. Pure; it starts and measures nothing.
 
 Search ("one at a time"): the profile as it is; each knob's other values, one at a time; then what helped, together; and the baseline
-again in between and at the end, so that drift of the machine shows. "matrix": every combination.
+again in between, so that drift of the machine shows. "matrix": every combination. At the end what seems best is started again, and the
+baseline beside it: a start has luck of its own, which no number of passes shows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, cast
 
 from k2tui.core.job_mask import mask_argv, mask_env
 from k2tui.core.job_text import plain
-from k2tui.core.stats import Estimate, Verdict, mean_interval, ratio_of_means, verdict
+from k2tui.core.stats import Estimate, Verdict, mean, mean_interval, ratio_of_means, t95, verdict
 from k2tui.errors import UsageError
 
 METRICS = {
@@ -32,6 +33,8 @@ TIMED = ("tok_s_user", "output_throughput", "tpot_p50_ms")
 PASS_GRACE_S = 3.0
 """A pass is never called too long before it is this much longer than the baseline's: a hiccup is no verdict."""
 METHODS = ("search", "matrix")
+CANDIDATES = 3
+"""So many settings, best first, are started again until one is confirmed."""
 Value = str | int | float | bool
 
 
@@ -70,6 +73,7 @@ class Space:
     baseline_every: int = (
         8  # the baseline is measured again after so many trials, and at the end; 0 = only at the end
     )
+    confirm: int = 3  # so often, at most, what seems best is started again, until it is told from the baseline; 0 = never
     name: str = ""
 
 
@@ -90,17 +94,17 @@ class Trial:
     stop_s: float | None = None
     accept_length: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict[str, float])
-    is_control: bool = False  # the baseline, measured again
+    is_again: bool = False  # a setting (the baseline, or what seems best), started and measured again
     job_id: str = ""
     at_s: float = 0.0
     held_b: int = 0  # GPU memory that was still held after the stop
-    control_no: int = 0  # which of the baseline's later measurements
+    again_no: int = 0  # which of this setting's later starts
     pass_s: float | None = None  # the longest whole pass, without its warm-up
     took_s: float | None = None  # the whole trial, from its check to the end of its stop
 
     @property
     def key(self) -> str:
-        return key_of(self.setting) + (f"#control{self.control_no or ''}" if self.is_control else "")
+        return key_of(self.setting) + (f"#again{self.again_no or ''}" if self.is_again else "")
 
     @property
     def estimate(self) -> Estimate | None:
@@ -135,7 +139,7 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
 
     defaults = Space(profile="", knobs=())
     known = {"profile", "knob", "method", "metric", "repeats", "max_repeats", "min_effect", "give_up_below", "concurrency", "num_prompts", "random_input_len", "random_output_len", "seed",
-             "ready_timeout_s", "bench_timeout_s", "baseline_every", "name"}  # fmt: skip
+             "ready_timeout_s", "bench_timeout_s", "baseline_every", "confirm", "name"}  # fmt: skip
     for key in raw:
         if key not in known:
             import difflib
@@ -151,10 +155,10 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
         raise bad("profile", "the profile to start from is missing", 'profile = "NAME"')
     values: dict[str, Any] = {}
     for key in (
-        "repeats", "concurrency", "num_prompts", "random_input_len", "random_output_len", "seed", "baseline_every",
+        "repeats", "concurrency", "num_prompts", "random_input_len", "random_output_len", "seed", "baseline_every", "confirm",
     ):  # fmt: skip
         value = raw.get(key, getattr(defaults, key))
-        least = 0 if key in ("seed", "baseline_every") else 1
+        least = 0 if key in ("seed", "baseline_every", "confirm") else 1
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise bad(key, f"must be a whole number of at least {least}, not {value!r}")
         values[key] = value
@@ -227,7 +231,9 @@ def _is_secret(kind: str, name: str, value: str) -> bool:
         float(value)
         return False
     except ValueError:
-        return mask_env({name: value})[name] != value if kind == "env" else mask_argv((name, value))[1] != value
+        return (
+            mask_env({name: value})[name] != value if kind == "env" else mask_argv((name, value))[1] != value
+        )
 
 
 def apply(profile: Any, setting: Setting) -> dict[str, Any]:
@@ -401,19 +407,19 @@ def wants_more(space: Space, trials: Iterable[Trial], trial: Trial) -> bool:
         return False
     if e.half_width is not None and e.half_width / e.value <= space.min_effect / math.sqrt(2):
         return False
-    base = next((t for t in baselines(trials) if not t.is_control), None)
+    base = next((t for t in baselines(trials) if not t.is_again), None)
     return base is None or trial.setting == () or compare(base, trial, space) is not Verdict.SLOWER
 
 
 def trials_left(space: Space, trials: Iterable[Trial], settings: int) -> int:
-    """Trials to come when so many settings are left: they, the baseline in between, and once more at the end."""
+    """Trials to come when so many settings are left: they, the baseline in between, what seems best again, and the baseline at the end."""
     known = list(trials)
-    since = since_baseline(known)
-    if not settings and not since:
+    since, due = since_baseline(known), to_confirm(space, known) is not None
+    if not settings and not since and not due:
         return 0
     others = settings - (not baselines(known))
     between = max(0, since + others - 1) // space.baseline_every if space.baseline_every else 0
-    return settings + between + 1
+    return settings + between + 1 + due
 
 
 def time_left(trials: Iterable[Trial], to_come: int, spent_s: float = 0.0) -> float | None:
@@ -431,7 +437,7 @@ def drift(trials: Iterable[Trial]) -> float | None:
     again: list[float] = []
     for trial in trials:
         if trial.setting == () and trial.estimate is not None:
-            if trial.is_control:
+            if trial.is_again:
                 again.append(trial.estimate.value)
             elif base is None:
                 base = trial.estimate.value
@@ -448,43 +454,123 @@ def since_baseline(trials: Iterable[Trial]) -> int:
 
 def no_baseline(trials: Iterable[Trial]) -> str:
     """Why nothing can be compared, in words: the profile as it is has no figure. "" while it has one or was not tried."""
-    base = next((t for t in trials if t.setting == () and not t.is_control), None)
+    base = next((t for t in trials if t.setting == () and not t.is_again), None)
     if base is None or base.estimate is not None:
         return ""
     return f"the profile as it is {base.state}: {base.cause or 'no cause is known'}; there is nothing to compare with"
 
 
-def winner(space: Space, trials: Sequence[Trial]) -> Trial | None:
-    """The best trial whose difference to the baseline is real; the baseline itself when nothing is; None without a baseline.
+def _first_baseline(trials: Iterable[Trial]) -> Trial | None:
+    return next((t for t in baselines(trials) if not t.is_again), None)
 
-    The drift of the machine widens the margin: a gain that is no larger than it is no gain.
-    """
-    base = next((t for t in trials if t.setting == () and not t.is_control and t.estimate is not None), None)
+
+def candidates(space: Space, trials: Sequence[Trial]) -> list[Trial]:
+    """First starts whose difference to the baseline's is real, best first. The drift of the machine widens the margin: a gain that is no
+    larger than it is no gain."""
+    base = _first_baseline(trials)
     if base is None:
-        return None
+        return []
     noise = abs(drift(trials) or 0.0)
-    better = METRICS[space.metric]
-    best = base
-    for trial in trials:
-        if trial.is_control or trial.estimate is None or trial is base:
-            continue
-        if compare(base, trial, space, noise) is not Verdict.FASTER or best.estimate is None:
-            continue
-        ahead = (
-            trial.estimate.value > best.estimate.value
-            if better
-            else trial.estimate.value < best.estimate.value
-        )
-        if best is base or ahead:
-            best = trial
-    return best
+    sign = -1 if METRICS[space.metric] else 1
+    found = [
+        (sign * e.value, t)
+        for t in trials
+        if not t.is_again and t is not base and (e := t.estimate) is not None
+        and compare(base, t, space, noise) is Verdict.FASTER
+    ]  # fmt: skip
+    return [t for _, t in sorted(found, key=lambda f: f[0])]
+
+
+def gain(space: Space, trials: Sequence[Trial], setting: Setting) -> Estimate | None:
+    """Ratio to the profile as it is over whole starts, with its 95 % interval; None before the setting was started again.
+
+    The passes of one start share its luck (where its threads and its memory came to lie), so an interval over them is too narrow to
+    tell a setting from a start: here each start counts as one value. The first start of the setting is left out: it was chosen because
+    it was good. The spread is never taken to be less than what the passes alone would give.
+    """
+    again = [t for t in trials if t.setting == setting and t.is_again and t.estimate is not None]
+    groups = [[_log_mean(t.values) for t in group] for group in (again, baselines(trials))]
+    if not again or not groups[1]:
+        return None
+    means, sizes = [mean(g) for g in groups], [len(g) for g in groups]
+    ratio, free = means[0] - means[1], sum(sizes) - 2
+    if free < 1:
+        return Estimate(math.exp(ratio), None, None, sizes[0])
+    spread = sum((x - m) ** 2 for g, m in zip(groups, means, strict=True) for x in g) / free
+    inner = [_pass_variance(t.values) for t in (*again, *baselines(trials))]
+    half = t95(free) * math.sqrt(max(spread, mean(inner)) * sum(1 / n for n in sizes))
+    return Estimate(math.exp(ratio), math.exp(ratio - half), math.exp(ratio + half), sizes[0])
+
+
+def _log_mean(values: Sequence[float]) -> float:
+    return math.log(max(mean(values), 1e-300))
+
+
+def _pass_variance(values: Sequence[float]) -> float:
+    """Variance of the logarithm of the mean of one start's passes, as far as the passes tell it."""
+    if len(values) < 2:
+        return 0.0
+    middle = mean(values)
+    return sum((v / middle - 1) ** 2 for v in values) / (len(values) - 1) / len(values)
+
+
+def is_confirmed(space: Space, trials: Sequence[Trial], setting: Setting) -> bool | None:
+    """Whether a setting's later starts say what its first said; None: it has to be started again before one can tell."""
+    again = [t for t in trials if t.setting == setting and t.is_again]
+    if not again:
+        return None
+    if any(t.state != "ok" for t in again):
+        return False
+    ratio = gain(space, trials, setting)
+    if ratio is None or ratio.lo is None or ratio.hi is None:
+        return False if len(again) >= space.confirm else None
+    value, near, far = ratio.value, ratio.lo, ratio.hi
+    if not METRICS[space.metric]:
+        value, near, far = 1 / value, 1 / far, 1 / near
+    if near > 1:
+        return True
+    if value <= 1 or far < 1 + space.min_effect or len(again) >= space.confirm:
+        return False
+    return None
+
+
+def to_confirm(space: Space, trials: Sequence[Trial]) -> Setting | None:
+    """The setting that has to be started again now; None: the best is confirmed, or none is left that could be."""
+    if not space.confirm:
+        return None
+    for trial in candidates(space, trials)[:CANDIDATES]:
+        confirmed = is_confirmed(space, trials, trial.setting)
+        if confirmed is None:
+            return trial.setting
+        if confirmed:
+            return None
+    return None
+
+
+def winner(space: Space, trials: Sequence[Trial]) -> Trial | None:
+    """The best trial whose difference to the baseline is real and that no later start has refuted; the baseline itself when there is none;
+    None without a baseline."""
+    for trial in candidates(space, trials)[:CANDIDATES]:
+        if is_confirmed(space, trials, trial.setting) is not False:
+            return trial
+    return _first_baseline(trials)
+
+
+def gain_text(space: Space, trials: Sequence[Trial], setting: Setting) -> str:
+    """How the later starts of a setting compare: "confirmed by 2 more starts: +14.9 ±2.1 %"; "" while it was started once."""
+    ratio = gain(space, trials, setting)
+    if ratio is None:
+        return ""
+    confirmed = is_confirmed(space, trials, setting)
+    said = "confirmed by" if confirmed else "not confirmed by" if confirmed is False else "so far"
+    return f"{said} {ratio.n} more start{'s' if ratio.n > 1 else ''}: {change_text(ratio)}"
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
     return {
         "setting": [list(s) for s in trial.setting], "state": trial.state, "values": list(trial.values), "cause": trial.cause, "ready_s": trial.ready_s,
-        "stop_s": trial.stop_s, "accept_length": trial.accept_length, "figures": dict(trial.figures), "is_control": trial.is_control,
-        "job_id": trial.job_id, "at_s": trial.at_s, "held_b": trial.held_b, "control_no": trial.control_no,
+        "stop_s": trial.stop_s, "accept_length": trial.accept_length, "figures": dict(trial.figures), "is_again": trial.is_again,
+        "job_id": trial.job_id, "at_s": trial.at_s, "held_b": trial.held_b, "again_no": trial.again_no,
         "pass_s": trial.pass_s, "took_s": trial.took_s,
     }  # fmt: skip
 
@@ -495,36 +581,38 @@ def trial_from_json(raw: Mapping[str, Any]) -> Trial:
         setting=tuple((str(k), str(n), cast("Value", v)) for k, n, v in raw["setting"]), state=str(raw.get("state", "ok")),
         values=tuple(float(v) for v in raw.get("values") or ()), cause=str(raw.get("cause") or ""), ready_s=raw.get("ready_s"),
         stop_s=raw.get("stop_s"), accept_length=raw.get("accept_length"), figures=dict(raw.get("figures") or {}),
-        is_control=bool(raw.get("is_control")), job_id=str(raw.get("job_id") or ""), at_s=float(raw.get("at_s") or 0.0), held_b=int(raw.get("held_b") or 0),
-        control_no=int(raw.get("control_no") or 0), pass_s=raw.get("pass_s"), took_s=raw.get("took_s"),
+        is_again=bool(raw.get("is_again", raw.get("is_control"))), job_id=str(raw.get("job_id") or ""), at_s=float(raw.get("at_s") or 0.0), held_b=int(raw.get("held_b") or 0),
+        again_no=int(raw.get("again_no", raw.get("control_no")) or 0), pass_s=raw.get("pass_s"), took_s=raw.get("took_s"),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A trial beside the others. mark: best | base | control | "". ratio: to the baseline, with its interval; None where there is none."""
+    """A trial beside the others. mark: best | base | again | "". ratio: to the baseline, with its interval; None where there is none.
+    note: what belongs to the verdict: why it ended early, whether a later start confirmed it."""
 
     trial: Trial
     mark: str = ""
     estimate: Estimate | None = None
     ratio: Estimate | None = None
     verdict: Verdict | None = None
+    note: str = ""
 
     @property
     def label(self) -> str:
-        return words(self.trial.setting) + (" (again)" if self.trial.is_control else "")
+        return words(self.trial.setting) + (" (again)" if self.trial.is_again else "")
 
     @property
     def said(self) -> str:
         """The verdict, or why there is none, in words: "slower, 1 of 3 passes"."""
         if self.verdict is None:
             return self.trial.cause if self.estimate is None else ""
-        return str(self.verdict) + (f", {self.trial.cause}" if self.trial.state == "slower" else "")
+        return str(self.verdict) + (f", {self.note}" if self.note else "")
 
 
 def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
     """Every trial, best first, then those without a figure (ended early, then failed) in the order of time; compared with the baseline as `winner` does it."""
-    base = next((t for t in trials if t.setting == () and not t.is_control and t.estimate is not None), None)
+    base = _first_baseline(trials)
     noise = abs(drift(trials) or 0.0)
     best = winner(space, trials)
     better = METRICS[space.metric]
@@ -536,8 +624,9 @@ def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
 
     out: list[Ranked] = []
     for trial in sorted(trials, key=order):
-        mark = "base" if trial is base else "best" if trial is best else "control" if trial.is_control else ""
+        mark = "base" if trial is base else "best" if trial is best else "again" if trial.is_again else ""
         ratio = said = None
+        note = trial.cause if trial.state == "slower" else ""
         if (
             trial.estimate is not None
             and base is not None
@@ -546,13 +635,20 @@ def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
         ):
             ratio = ratio_of_means(base.estimate, trial.estimate)
             said = compare(base, trial, space, noise)
+            confirmed = None if trial.is_again else is_confirmed(space, trials, trial.setting)
+            if said is Verdict.FASTER and space.confirm and not trial.is_again:
+                said, note = (
+                    (Verdict.UNCLEAR, "not confirmed")
+                    if confirmed is False
+                    else (said, "confirmed" if confirmed else "one start")
+                )
         elif trial.state == "slower":
             said = Verdict.SLOWER
-        out.append(Ranked(trial, mark, trial.estimate, ratio, said))
+        out.append(Ranked(trial, mark, trial.estimate, ratio, said, note))
     return out
 
 
-_MARKS = {"best": "★", "base": "●", "control": "○", "": ""}
+_MARKS = {"best": "★", "base": "●", "again": "○", "": ""}
 
 
 def table(space: Space, trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:
@@ -608,7 +704,7 @@ class TuneStep:
     setting: Setting
     step: str
     since_s: float
-    is_control: bool = False
+    is_again: bool = False
     server_job: str = ""
     left: int = 0
     passes: tuple[int, int] = (0, 0)

@@ -29,6 +29,8 @@ from k2tui.core.tuning import (
     TuneStep,
     apply,
     drift,
+    gain_text,
+    is_confirmed,
     is_hopeless,
     longest_pass_s,
     no_baseline,
@@ -36,6 +38,7 @@ from k2tui.core.tuning import (
     short,
     since_baseline,
     time_left,
+    to_confirm,
     trials_left,
     wants_more,
     winner,
@@ -128,11 +131,11 @@ class Tuner:
             t.key: t for t in self.run.trials() if t.setting != () or t.state == "ok"
         }  # a failed baseline is tried again
         self._resumed = f"trial {len(done)}" if done else ""
-        while todo := planned(self.space, self.profile, {k: t for k, t in done.items() if not t.is_control}):
+        while todo := planned(self.space, self.profile, {k: t for k, t in done.items() if not t.is_again}):
             self._settings = len(todo)
             every = self.space.baseline_every
             if every and since_baseline(done.values()) >= every:
-                self._again()
+                self._again(())
                 continue
             others = {k: t.setting for k, t in done.items() if t.state != "skipped"}
             why = no_change(self.profile, todo[0], others)
@@ -149,8 +152,11 @@ class Tuner:
                 )
                 return 1
         self._settings = 0
+        while (best := to_confirm(self.space, list(done.values()))) is not None:
+            self._again(best)
+            self._again(())
         if since_baseline(done.values()):
-            self._again()
+            self._again(())
         self._finish(list(done.values()))
         return 0
 
@@ -160,9 +166,10 @@ class Tuner:
         self._done[trial.key] = trial
         self._say(trial)
 
-    def _again(self) -> None:
-        """Measure the profile as it is once more."""
-        self._keep(self.measure((), control_no=sum(t.is_control for t in self._done.values())))
+    def _again(self, setting: Setting) -> None:
+        """Start and measure a setting once more; () = the profile as it is."""
+        known = sum(t.is_again and t.setting == setting for t in self._done.values())
+        self._keep(self.measure(setting, again_no=known))
 
     def _clear_leftovers(self) -> None:
         """Servers of this run that an earlier, killed tuner left running."""
@@ -178,7 +185,7 @@ class Tuner:
         ends_s = None if left_s is None else time.time() + left_s
         self.run.set_now(
             TuneStep(
-                trial.setting, step, time.time(), trial.is_control, self._server, to_come - 1, passes, ends_s
+                trial.setting, step, time.time(), trial.is_again, self._server, to_come - 1, passes, ends_s
             ),
             self._job_id,
         )
@@ -190,7 +197,7 @@ class Tuner:
         )
 
     def _say(self, trial: Trial) -> None:
-        label = words(trial.setting) + (" (again)" if trial.is_control else "")
+        label = words(trial.setting) + (" (again)" if trial.is_again else "")
         if trial.state == "slower":
             seen = "" if trial.estimate is None else f"{self.space.metric} {short(trial.estimate.value)}, "
             print(f"{label}: {seen}slower, {trial.cause}", flush=True)
@@ -227,12 +234,17 @@ class Tuner:
                 )
                 lines.append(("env", "{ " + inline + " }"))
             assert best.estimate is not None
+            over = gain_text(self.space, trials, best.setting)
             note = (
                 f"found by k2tui tune: {words(best.setting)}; {self.space.metric} {best.estimate.value:.4g}"
+                + (f", {over}" if over else "")
             )
             path = self.run.write_best(f"{self.space.profile}-tuned", self.space.profile, lines, note)
-            print(f"\nbest: {words(best.setting)}\nits profile: {path}", flush=True)
+            print(
+                f"\nbest: {words(best.setting)}{f'; {over}' if over else ''}\nits profile: {path}", flush=True
+            )
             facts |= {"best": words(best.setting), "value": best.estimate.value, "profile": str(path)}
+            facts["confirmed"] = is_confirmed(self.space, trials, best.setting)
         else:
             print("\nno setting is really faster than the profile as it is", flush=True)
             facts["best"] = None
@@ -240,18 +252,18 @@ class Tuner:
 
     # ---- one trial
 
-    def measure(self, setting: Setting, *, control_no: int | None = None) -> Trial:
+    def measure(self, setting: Setting, *, again_no: int | None = None) -> Trial:
         """doctor -> start -> ready or a verdict -> benchmark -> clean stop. Whatever goes wrong becomes the trial's cause.
 
-        control_no: which of the later measurements of the profile as it is; None = it is none.
+        again_no: which of the setting's later starts; None = its first.
         """
         self._began = time.monotonic()
-        trial = self._measure(setting, control_no)
+        trial = self._measure(setting, again_no)
         return replace(trial, took_s=round(time.monotonic() - self._began, 1))
 
-    def _measure(self, setting: Setting, control_no: int | None) -> Trial:
+    def _measure(self, setting: Setting, again_no: int | None) -> Trial:
         trial = Trial(
-            setting=setting, is_control=control_no is not None, control_no=control_no or 0, at_s=time.time()
+            setting=setting, is_again=again_no is not None, again_no=again_no or 0, at_s=time.time()
         )
         name = self.space.profile
         self._now(trial, "check")
@@ -259,7 +271,9 @@ class Tuner:
             changes = apply(self.profile, setting)
             profile = own_port(replace(self.profile, **changes))
             if profile.port != self.profile.port:
-                print(f"port {self.profile.port} is another server's: this trial has {profile.port}", flush=True)
+                print(
+                    f"port {self.profile.port} is another server's: this trial has {profile.port}", flush=True
+                )
             doctor.refuse_if_hopeless(profile)
         except K2Error as err:
             return replace(trial, state="refused", cause=err.message + (f" ({err.hint})" if err.hint else ""))

@@ -160,7 +160,7 @@ class TuneFolder:
                 setting,
                 str(raw["step"]),
                 float(raw["since_s"]),
-                bool(raw["is_control"]),
+                bool(raw["is_again"]),
                 str(raw["server_job"]),
                 int(raw["left"]),
                 (int(raw["passes"][0]), int(raw["passes"][1])) if raw.get("passes") else (0, 0),
@@ -177,7 +177,7 @@ class TuneFolder:
             path.unlink(missing_ok=True)
             return
         facts = {
-            "setting": [list(s) for s in step.setting], "step": step.step, "since_s": step.since_s, "is_control": step.is_control,
+            "setting": [list(s) for s in step.setting], "step": step.step, "since_s": step.since_s, "is_again": step.is_again,
             "server_job": step.server_job, "left": step.left, "job_id": job_id, "passes": list(step.passes), "ends_s": step.ends_s,
         }  # fmt: skip
         write_whole(path, json.dumps(facts, ensure_ascii=False) + "\n")
@@ -211,7 +211,9 @@ class TuneFolder:
         except FileNotFoundError:
             return []
         except OSError as err:
-            raise UsageError(f"{err.filename}: {err.strerror}", "the trials of this run cannot be read") from None
+            raise UsageError(
+                f"{err.filename}: {err.strerror}", "the trials of this run cannot be read"
+            ) from None
         for line in data.split(b"\n"):
             try:
                 trial = trial_from_json(parse_json(line))

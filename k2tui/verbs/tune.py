@@ -40,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for p in (resume, show, best):
         p.add_argument("run", nargs="?", default=None, help="name or its beginning; default: the newest")
     for p in (run_, resume):
-        p.add_argument("--wait", action="store_true", help="wait for the end and print the table; stderr says what is measured")
+        p.add_argument(
+            "--wait",
+            action="store_true",
+            help="wait for the end and print the table; stderr says what is measured",
+        )
         p.add_argument("--config", help="config file to read last")
         p.add_argument(
             "--anyway",
@@ -52,19 +56,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _facts(run: Any) -> dict[str, Any]:
-    from k2tui.core.tuning import drift, trial_to_json, winner, words
+    from k2tui.core.tuning import drift, is_confirmed, trial_to_json, winner, words
 
     space, trials = run.space, run.trials()
     best = winner(space, trials)
     return {
         "schema": 1, "run": run.path.name, "folder": str(run.path), "profile": space.profile, "metric": space.metric, "drift": drift(trials),
         "best": words(best.setting) if best is not None else None,
+        "confirmed": is_confirmed(space, trials, best.setting) if best is not None and best.setting else None,
         "trials": [{**trial_to_json(t), "words": words(t.setting), "value": t.estimate.value if t.estimate else None} for t in trials],
     }  # fmt: skip
 
 
 def _show(run: Any, as_json: bool) -> None:
-    from k2tui.core.tuning import drift, no_baseline, winner, words
+    from k2tui.core.tuning import drift, gain_text, no_baseline, winner, words
     from k2tui.tune.text import table_text
 
     if as_json:
@@ -82,13 +87,16 @@ def _show(run: Any, as_json: bool) -> None:
         print(f"\n{why}")
     moved = drift(trials)
     if moved is not None:
-        times = sum(t.is_control for t in trials)
+        times = sum(t.is_again and t.setting == () for t in trials)
         print(
             f"\nthe baseline measured again{f' ({times} times, the largest change)' if times > 1 else ''}: {moved * 100:+.1f} %"
         )
     best = winner(space, trials)
     if best is not None and best.setting:
-        print(f"best: {words(best.setting)} (profile: k2tui tune best {run.path.name})")
+        over = gain_text(space, trials, best.setting)
+        print(
+            f"best: {words(best.setting)}{f', {over}' if over else ''} (profile: k2tui tune best {run.path.name})"
+        )
 
 
 def _start(run: Any, args: argparse.Namespace) -> int:
@@ -142,7 +150,9 @@ def _follow(job_id: str, name: str) -> Job:
     from k2tui.core.job_text import detail
     from k2tui.jobs import folder
 
-    print(f"{name} (job {job_id}); Ctrl-C leaves it running, then: k2tui tune show", file=sys.stderr, flush=True)
+    print(
+        f"{name} (job {job_id}); Ctrl-C leaves it running, then: k2tui tune show", file=sys.stderr, flush=True
+    )
     said: object = None
     try:
         while True:
@@ -214,7 +224,9 @@ def _tuner_of(run: Any) -> tuple[Job | None, Sequence[Job]]:
 
     jobs = folder.list_jobs()
     name = run.path.name
-    mine = [j for j in jobs if j.spec.stage == "tune" and str(j.spec.params.get("folder")).endswith(f"/{name}")]
+    mine = [
+        j for j in jobs if j.spec.stage == "tune" and str(j.spec.params.get("folder")).endswith(f"/{name}")
+    ]
     return (mine[0] if mine else None), jobs
 
 

@@ -7,7 +7,7 @@
 # Python), K2SITE: textual and what it needs, SFSITE: specforge 0.2.0, yunchang, datasets and what they need. Machines without a network get
 # them ready made: `pip install --target FOLDER --python-version 3.12 --only-binary=:all: --no-deps ...` elsewhere, then tar.
 # OUT/story/corpus.jsonl.xz and OUT/story/tokenizer/ save a minute when they are there. Each part's log is OUT/PART.log; what it measured lies
-# in OUT/PART. Seconds on two H200s: machine 105, tune 500, then side by side story 725 and (specforge 480, capture 220), ranks 270.
+# in OUT/PART. Seconds on two H200s: machine 105, tune 640, then side by side story 1020 and (specforge 610, capture 220), ranks 230.
 set -u
 KIT=$(cd "$1" && pwd); mkdir -p "$2"; OUT=$(cd "$2" && pwd); ROOT=$(cd "$(dirname "$0")/../.." && pwd)
 PARTS=${PARTS:-machine,tune,story,specforge,capture,three,ranks}

@@ -29,8 +29,8 @@ def test_tuning_survives_death_hang_and_kill(own_home: Path, own_port: int, tmp_
     space.write_text("""
 profile = "t"
 metric = "output_throughput"
-repeats = 2
-max_repeats = 2
+repeats = 3
+max_repeats = 3
 concurrency = 4
 num_prompts = 8
 random_input_len = 16
@@ -56,11 +56,13 @@ values = ["500"]
     done = k2("tune", "resume", "--config", str(config), "--wait", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout)
-    by_words = {t["words"] + ("#" if t["is_control"] else ""): t for t in facts["trials"]}
-    assert set(by_words) == {"as the profile", "max-running-requests=4", "bogus", "load-delay-s=500", "as the profile#"}
+    by_words = {t["words"] + ("#" if t["is_again"] else ""): t for t in facts["trials"]}
+    again = {"max-running-requests=4#", "as the profile#"}
+    assert set(by_words) == {"as the profile", "max-running-requests=4", "bogus", "load-delay-s=500", *again}
+    assert facts["best"] == "max-running-requests=4" and facts["confirmed"] is True
     assert by_words["bogus"]["state"] == "refused" and "--bogus" in by_words["bogus"]["cause"]
     assert by_words["load-delay-s=500"]["state"] == "stalled" and "G01" in by_words["load-delay-s=500"]["cause"]
-    assert len(by_words["as the profile"]["values"]) == 2
+    assert len(by_words["as the profile"]["values"]) == 3
     assert by_words["max-running-requests=4"]["value"] > by_words["as the profile"]["value"]
     assert json.loads(k2("status", "--json").stdout)["jobs"] == []
 

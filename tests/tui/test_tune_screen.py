@@ -68,7 +68,7 @@ def test_table_has_marks_intervals_changes_and_causes() -> None:
         and "+41.6 ±" in best
         and "faster" in best
     )
-    assert "81.3 ±1.38" in second and "3.0G of GPU memory" in second
+    assert "81.3 ±1.38" in second and "3.0G of GPU" in second
     assert base.startswith("● as the profile") and "baseline" in base
     assert (
         stalled.startswith("✗ attention-backend=flashinfer")

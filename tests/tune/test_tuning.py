@@ -19,16 +19,20 @@ from k2tui.core.tuning import (
     combination,
     compare,
     drift,
+    gain_text,
+    is_confirmed,
     is_hopeless,
     key_of,
     longest_pass_s,
     no_baseline,
     parse_space,
     planned,
+    ranked,
     short,
     since_baseline,
     table,
     time_left,
+    to_confirm,
     trial_from_json,
     trial_to_json,
     trials_left,
@@ -106,7 +110,7 @@ def test_noise_and_drift_make_no_winner() -> None:
     assert winner(s, [base, noisy]) is base
     better = trial(setting, 104.0, 104.5, 103.5)
     assert winner(s, [base, better]) is better
-    moved = trial((), 108.0, 108.5, 107.5, is_control=True)  # the machine itself became 8 % faster
+    moved = trial((), 108.0, 108.5, 107.5, is_again=True)  # the machine itself became 8 % faster
     assert drift([base, better, moved]) == pytest.approx(0.08)
     assert winner(s, [base, better, moved]) is base
     assert winner(s, [trial((), state="failed"), better]) is None
@@ -114,8 +118,8 @@ def test_noise_and_drift_make_no_winner() -> None:
 
 def test_the_largest_drift_counts_and_the_baseline_is_due_after_some_trials() -> None:
     base, other = trial((), 100.0, 100.2, 99.8), (("env", "A", "1"),)
-    up = trial((), 103.0, 103.1, 102.9, is_control=True)
-    down = trial((), 94.0, 94.1, 93.9, is_control=True, control_no=1)
+    up = trial((), 103.0, 103.1, 102.9, is_again=True)
+    down = trial((), 94.0, 94.1, 93.9, is_again=True, again_no=1)
     better = trial(other, 105.0, 105.2, 104.8)
     assert drift([base, up, down]) == pytest.approx(-0.06) and up.key != down.key
     assert winner(space(), [base, better, up]) is better  # 5 % against 3 % of drift
@@ -149,6 +153,73 @@ def test_a_run_keeps_its_profile_and_refuses_another(tmp_path: Path) -> None:
         run.keep_profile(replace(own, port=1, args=()))
 
 
+def start(setting: Any, mean: float, no: int | None = None) -> Trial:
+    return trial(setting, mean - 1, mean, mean + 1, is_again=no is not None, again_no=no or 0)
+
+
+def test_what_seems_best_is_started_again_until_it_is_told_from_the_baseline() -> None:
+    """A start has luck of its own: on two H200s three settings that should not matter were each 15 % ahead in their only start."""
+    s, a, b = space(), (("env", "A", "1"),), (("env", "B", "1"),)
+    known = [start((), 571), start(a, 662), start(b, 640)]
+    assert to_confirm(s, known) == a and to_confirm(space(confirm=0), known) is None
+    assert winner(s, known) is known[1] and gain_text(s, known, a) == "", "while nothing speaks against it"
+    assert trials_left(s, known, 0) == 2
+    assert {r.said for r in ranked(s, known) if r.verdict} == {"faster, one start"}
+
+    refuted = [*known, start(a, 569, 0), start((), 572, 0)]
+    assert (
+        is_confirmed(s, refuted, a) is False
+        and to_confirm(s, refuted) == b
+        and winner(s, refuted) is known[2]
+    )
+    said = {r.label: r.said for r in ranked(s, refuted)}
+    assert said["A=1"] == "unclear, not confirmed" and said["B=1"] == "faster, one start"
+    assert trial_from_json(trial_to_json(refuted[3])) == refuted[3] and len({t.key for t in refuted}) == 5
+
+    confirmed = [*refuted, start(b, 631, 0), start((), 573, 1)]
+    assert (
+        is_confirmed(s, confirmed, b)
+        and to_confirm(s, confirmed) is None
+        and winner(s, confirmed) is known[2]
+    )
+    assert next(r for r in ranked(s, confirmed) if r.mark == "best").said == "faster, confirmed"
+    assert gain_text(s, confirmed, b) == "confirmed by 1 more start: +10.3 ±1.0 %"
+
+
+def test_starts_that_differ_need_more_of_them_and_not_without_end() -> None:
+    s, a = space(), (("env", "A", "1"),)
+    known = [start((), 571), start(a, 662), start(a, 655, 0), start((), 590, 0)]
+    assert is_confirmed(s, known, a) is None and to_confirm(s, known) == a, (
+        "two starts of the profile 3 % apart, one of A"
+    )
+    known += [start(a, 640, 1), start((), 575, 1)]
+    assert is_confirmed(s, known, a), "11.9 %, three starts against two"
+    wild = [*known[:4], start(a, 560, 1), start((), 520, 1), start(a, 700, 2), start((), 640, 2)]
+    assert is_confirmed(s, wild[:6], a) is None and is_confirmed(s, wild, a) is False, (
+        "three more starts do not tell it"
+    )
+    assert is_confirmed(space(confirm=4), wild, a) is None
+    assert gain_text(s, wild, a).startswith("not confirmed by 3 more starts: +9.8 ±")
+    failed = [*known[:2], Trial(a, "failed", cause="x", is_again=True)]
+    assert to_confirm(s, failed) is None and winner(s, failed) is known[0]
+    many = [
+        start((), 571),
+        *(start((("env", n, "1"),), 700) for n in "abcd"),
+        *(start((("env", n, "1"),), 500, 0) for n in "abc"),
+    ]
+    assert to_confirm(s, [*many, start((), 571, 0)]) is None, "three settings, no more"
+    late = space(metric="ttft_p50_ms")
+    quick = [
+        trial((), 10.0, 10.1),
+        trial(a, 8.0, 8.1),
+        trial(a, 8.2, 8.1, is_again=True),
+        trial((), 10.1, 10.0, is_again=True),
+    ]
+    assert is_confirmed(late, quick, a) and gain_text(late, quick, a).startswith(
+        "confirmed by 1 more start: -18.9 ±"
+    )
+
+
 def test_less_is_better_for_latencies() -> None:
     s = space(metric="ttft_p50_ms")
     base, quick = trial((), 100.0, 101.0, 99.0), trial((("env", "A", "1"),), 80.0, 81.0, 79.0)
@@ -180,7 +251,7 @@ def test_settings_become_argv_and_env() -> None:
         ({"profile": ""}, "profile"), ({"knob": []}, "nothing to vary"), ({"metric": "tokens"}, "tok_s_user"), ({"repeats": 0}, "at least 1"),
         ({"repeat": 3}, "did you mean 'repeats'"), ({"knob": [{"flag": "x", "values": [1]}]}, "begins with --"),
         ({"knob": [{"flag": "--x", "env": "Y", "values": [1]}]}, "exactly one"), ({"knob": [{"flag": "--x"}]}, "no values"), ({"knob": [3]}, "no table"),
-        ({"knob": [{"flag": "--x", "values": [[1, 2]]}]}, "is no text, number, true or false"), ({"baseline_every": -1}, "at least 0"),
+        ({"knob": [{"flag": "--x", "values": [[1, 2]]}]}, "is no text, number, true or false"), ({"baseline_every": -1}, "at least 0"), ({"confirm": True}, "at least 0"),
     ],
 )  # fmt: skip
 def test_a_wrong_space_is_named(change: dict[str, Any], part: str) -> None:
@@ -294,7 +365,7 @@ def test_a_hopeless_trial_is_seen_after_one_pass_and_a_near_one_never() -> None:
     assert not is_hopeless(s, [base], ()) and not is_hopeless(s, [], (1.0,))
     assert not is_hopeless(space(give_up_below=0.0), [base], (1.0,))
     slow = trial(
-        (), 240.0, 241.0, 239.0, is_control=True
+        (), 240.0, 241.0, 239.0, is_again=True
     )  # the machine itself became slower: that is no setting's fault
     assert not is_hopeless(s, [base, slow], (200.0,))
     cold = trial((), 822.0, 1664.0, 1641.0, 1596.0, 1604.0, 1665.0)  # its own first pass is not hopeless
@@ -390,7 +461,9 @@ SECRET_ARGS = (
 def test_no_secret_of_a_profile_lies_in_the_run_and_none_goes_to_the_engine_as_stars(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile = Profile(name="p", model="m", args=(*SECRET_ARGS, "--foo", "1"), env={"HF_TOKEN": "S3CR5", "A": "1"})
+    profile = Profile(
+        name="p", model="m", args=(*SECRET_ARGS, "--foo", "1"), env={"HF_TOKEN": "S3CR5", "A": "1"}
+    )
     TuneFolder(tmp_path).keep_profile(profile)
     kept = tmp_path / "profile.toml"
     assert "S3CR" not in kept.read_text()
@@ -416,7 +489,9 @@ def test_a_profile_with_stars_is_refused_by_name(
     monkeypatch.setenv("K2TUI_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("K2TUI_SECRET_API_KEY", raising=False)
     toml, where = tmp_path / "c.toml", tmp_path / "space.toml"
-    toml.write_text('[profile.p]\nengine = "local"\nmodel = "asset:tiny-target"\nargs = ["--api-key", "***"]\n')
+    toml.write_text(
+        '[profile.p]\nengine = "local"\nmodel = "asset:tiny-target"\nargs = ["--api-key", "***"]\n'
+    )
     where.write_text('profile = "p"\n[[knob]]\nflag = "--draft-tokens"\nvalues = [1]\n')
     code = cli.main([*(str(where) if w == "SPACE" else w for w in verb), "--config", str(toml)])
     told = capsys.readouterr()

@@ -12,6 +12,7 @@ from k2tui.core.tuning import (
     TuneView,
     change_text,
     drift,
+    gain_text,
     no_baseline,
     ranked,
     value_text,
@@ -73,7 +74,7 @@ def sign(row: Ranked, g: Glyphs) -> Seg:
     return {
         "best": Seg(g.star, "ok bold"),
         "base": Seg(g.run, "accent"),
-        "control": Seg(g.wait, "accent"),
+        "again": Seg(g.wait, "accent"),
     }.get(row.mark, Seg(""))
 
 
@@ -94,7 +95,7 @@ def cause(trial: Trial) -> str:
 
 
 def step_words(step: TuneStep, now_s: float) -> str:
-    label = words(step.setting) + (" (again)" if step.is_control else "")
+    label = words(step.setting) + (" (again)" if step.is_again else "")
     whole, planned = step.passes
     at = f", pass {min(whole + 1, planned)} of {planned}" if planned else ""
     return f"{label} {STEPS.get(step.step, step.step)}{at}, {fmt.duration(max(0.0, now_s - step.since_s))}"
@@ -136,7 +137,9 @@ def summary(run: TuneView) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     best = winner(run.space, run.trials)
     if best is not None and best.setting and best.estimate is not None:
-        out.append((f"best: {words(best.setting)}; k2tui tune best {run.name} prints it as a profile", "ok"))
+        over = gain_text(run.space, run.trials, best.setting)
+        said = f"best: {words(best.setting)}{f', {over}' if over else ''}; k2tui tune best {run.name} prints it as a profile"
+        out.append((said, "ok"))
     elif run.now is None and best is not None:
         out.append(("no setting is really faster than the profile as it is", "dim"))
     moved = drift(run.trials)

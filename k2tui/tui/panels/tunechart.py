@@ -37,7 +37,7 @@ def bar_line(row: Ranked, base: float | None, low: float, high: float, cells: in
         return max(0, min(cells - 1, round((value - low) / (high - low) * (cells - 1))))
 
     sure, far = at(e.value if e.lo is None else e.lo), at(e.value if e.hi is None else e.hi)
-    role = "ok" if row.mark == "best" else "accent" if row.mark in ("base", "control") else "bar"
+    role = "ok" if row.mark == "best" else "accent" if row.mark in ("base", "again") else "bar"
     text = [g.bar[-1]] * (sure + 1) + [g.rest] * (far - sure) + [" "] * (cells - 1 - far)
     mark = None if base is None else at(base)
     segs: list[Seg] = []

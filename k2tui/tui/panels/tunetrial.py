@@ -46,10 +46,9 @@ def draw(view: View, width: int, height: int) -> Picture:
                 Seg(f" {shown}"),
             )
     else:
-        pair(
-            "setting",
-            Seg("the profile as it is" + (", measured again" if trial.is_control else "")),
-        )
+        pair("setting", Seg("the profile as it is"))
+    if trial.is_again:
+        pair("start", Seg(f"number {trial.again_no + 2} of this setting"))
     if row.estimate is not None:
         e = row.estimate
         span = "" if e.lo is None or e.hi is None else f"  95% {short(e.lo)} to {short(e.hi)}"
