@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TextIO
 
 _COLOURS = {
     "ok": "32", "ready": "32", "succeeded": "32", "completed": "32",
@@ -91,3 +94,38 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequen
         parts = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)
+
+
+class Teller:
+    """Lines for people while something goes on: on a terminal a passing one is drawn over by the next, elsewhere (a pipe, a job's log)
+    whole lines, of the passing ones one in `every_s` seconds."""
+
+    def __init__(self, stream: TextIO, every_s: float = 10.0) -> None:
+        self._stream, self.is_live, self._every_s = stream, stream.isatty(), every_s
+        self._width = 0
+        self._told = -math.inf
+
+    def __call__(self, text: str, *, passing: bool = False) -> None:
+        if passing and not self.is_live:
+            if time.monotonic() - self._told < self._every_s:
+                return
+            self._told = time.monotonic()
+        text = clean(text)  # a server's own words may be in it
+        if self.is_live:
+            if passing:  # a line that wraps cannot be drawn over
+                import shutil
+
+                text = text[: shutil.get_terminal_size().columns - 1]
+            pad = " " * max(0, self._width - len(text))
+            self._stream.write(f"\r{text}{pad}" + ("" if passing else "\n"))
+            self._width = len(text) if passing else 0
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def wipe(self) -> None:
+        """Take the passing line off the terminal."""
+        if self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._stream.flush()
+            self._width = 0

@@ -26,7 +26,7 @@ _ANYWHERE = frozenset(
     }
 )
 _ENDS = ("password", "passwd", "passphrase", "secret")  # PGPASSWORD, MYSQLPASSWORD
-_LAST = frozenset({"token", "key", "pat", "pwd", "pass", "auth", "cookie"})
+_LAST = frozenset({"token", "key", "pat", "pwd", "pass", "auth", "cookie", "signature"})  # signature: of presigned URLs (S3, GCS)
 _NOT_BEFORE_TOKEN = frozenset(
     {"pad", "bos", "eos", "unk", "mask", "sep", "cls", "stop", "end", "per", "special", "image", "video"}
 )
@@ -38,7 +38,7 @@ _SHAPES = re.compile(
 # a text without any of these holds nothing to hide: most lines of a log cost only this look
 _SHAPE_HINTS = ("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "xox", "akia", "slack", "eyj")
 _TOLD_HINTS = ("password", "passwd", "passphrase", "secret", "apikey", "api_key", "api-key", "_token", "-token")
-_NAME_HINTS = ("key", "token", "secret", "pass", "pwd", "auth", "cred", "pat", "cookie", "bearer", "webhook", "string")
+_NAME_HINTS = ("key", "token", "secret", "pass", "pwd", "auth", "cred", "pat", "cookie", "bearer", "webhook", "string", "signature")
 _HEADER_HINTS = ("authorization", "api-key", "auth-token", "cookie")
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z]")
 _HEADERS = r"(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|(?:set-)?cookie"
@@ -52,6 +52,7 @@ _WHOLE_LINE = re.compile(r"(?i)(?:aws4-hmac-sha256|digest|hawk|oauth|vapid)[ \t]
 _COOKIES = re.compile(r"[^\s;\"']+(?:;[ \t]*[^\s;=\"']{1,99}=[^\s;\"']*)*")
 _USER = re.compile(r"(?<![\w-])(-u|--user)([ \t]+[\"']?)([^\s:\"']+:)(?!\*\*\*)[^\s\"']+")  # of curl
 _BEARER = re.compile(r"(?i)(?<![\w-])(bearer)([ \t]+)(?!\*\*\*)[A-Za-z0-9._~+/=-]{6,}")
+_SAS = re.compile(r"(?i)([?&]sig=)(?!\*\*\*)[^\s&\"'<>]+")  # of Azure's presigned URLs
 _URL = re.compile(r"(://[^/\s:@\"']*:)[^/\s\"']+(@)")
 _NAME = r"[A-Za-z_][\w.-]{0,120}"
 # where a value begins: "name": | --name= name= | --name  | name:  (a bare colon is weak, so only for names that cannot be
@@ -114,6 +115,8 @@ def _mask_once(text: str) -> str:
         out = _SHAPES.sub(MASK, out)
     if "://" in low and "@" in low:
         out = _URL.sub(rf"\g<1>{MASK}\g<2>", out)
+    if "sig=" in low:
+        out = _SAS.sub(rf"\g<1>{MASK}", out)
     if "curl" in low:
         out = _USER.sub(rf"\g<1>\g<2>\g<3>{MASK}", out)
     if not any(w in low for w in _NAME_HINTS):

@@ -207,16 +207,20 @@ def ask_all(
     timeout_s: float = 600.0,
     vllm_model: str = "",
     warmed: Callable[[Answer], None] = lambda _: None,
+    told: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[Answer], float]:
     """Every prompt once, `concurrency` at a time, after one warm-up request, whose answer `warmed` is given. vllm_model: the model's
-    name when it is a vLLM server. Returns answers in order and the wall seconds."""
+    name when it is a vLLM server. told: called with the number of answers so far. Returns answers in order and the wall seconds."""
     with _client(url, timeout_s) as client:
         warmed(_ask(client, prompts[0], min(8, max_new_tokens), temperature, url, vllm_model))
         start = time.perf_counter()
         with ThreadPoolExecutor(concurrency) as pool:
-            answers = list(
-                pool.map(lambda p: _ask(client, p, max_new_tokens, temperature, url, vllm_model), prompts)
-            )
+            answers: list[Answer] = []
+            for answer in pool.map(
+                lambda p: _ask(client, p, max_new_tokens, temperature, url, vllm_model), prompts
+            ):
+                answers.append(answer)
+                told(len(answers))
         return answers, time.perf_counter() - start
 
 
@@ -287,8 +291,10 @@ def measure(
     temperature: float = 0.0,
     concurrency: int = 1,
     baseline_url: str = "",
+    told: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> OnlineReport:
-    """Ask the server that runs the draft, and (baseline_url) one without it. Raises K2Error when no draft is at work."""
+    """Ask the server that runs the draft, and (baseline_url) one without it. told: (what is asked, answers so far, of so many). Raises K2Error when no draft
+    is at work."""
     facts = server_facts(url)
     base_facts = server_facts(baseline_url) if baseline_url else {}
     vllm = str(facts.get("vllm_model") or "")
@@ -300,6 +306,7 @@ def measure(
 
     answers, wall = ask_all(
         url, prompts, max_new_tokens=max_new_tokens, temperature=temperature, concurrency=concurrency, vllm_model=vllm, warmed=warmed,
+        told=lambda done: told("with the draft", done, len(prompts)),
     )  # fmt: skip
     tokens = sum(a.completion_tokens for a in answers)
     if vllm:
@@ -326,7 +333,7 @@ def measure(
         return report
     plain, plain_wall = ask_all(
         baseline_url, prompts, max_new_tokens=max_new_tokens, temperature=temperature, concurrency=concurrency,
-        vllm_model=str(base_facts.get("vllm_model") or ""),
+        vllm_model=str(base_facts.get("vllm_model") or ""), told=lambda done: told("without the draft", done, len(prompts)),
     )  # fmt: skip
     base, base_user = _throughput(plain, plain_wall)
     same = (

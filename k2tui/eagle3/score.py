@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from k2tui.errors import K2Error, UsageError
+from k2tui.jobs.report import report_progress
 from k2tui.paths import install_hint
+from k2tui.plain import Teller, duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +64,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
+class _Told:
+    """What a judgement is at, for its job and on stderr: told(what, done, total), with the time left of that part."""
+
+    def __init__(self, unit: str) -> None:
+        self.say = Teller(sys.stderr)
+        self._unit = unit
+        self._what = ""
+        self._began = 0.0
+
+    def note(self, what: str) -> None:
+        """Something that cannot be counted begins."""
+        report_progress(0, None, self._unit, what, force=True)
+        self.say(what, passing=True)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._began = what, now
+        left = (now - self._began) / done * (total - done) if done and now > self._began else None
+        report_progress(done, total, self._unit, what, left, force=done >= total)
+        self.say(
+            f"{what}: {done}/{total} {self._unit}"
+            + (f", {duration(left)} left" if left is not None and done < total else ""),
+            passing=True,
+        )
+
+    def part(self, what: str, total: int) -> Callable[[int], None]:
+        """What to call with the number done; 0 is told now."""
+        self(what, 0, total)
+        return lambda done: self(what, done, total)
+
+
 def offline(args: argparse.Namespace) -> dict[str, Any]:
     """Figures of a draft on held-out states. Raises K2Error."""
+    told = _Told("samples")
+    try:
+        return _offline(args, told)
+    finally:
+        told.say.wipe()
+
+
+def _offline(args: argparse.Namespace, told: _Told) -> dict[str, Any]:
+    told.note("loading torch, the draft and the states")
     try:
         import torch
     except ImportError:
@@ -114,10 +158,14 @@ def offline(args: argparse.Namespace) -> dict[str, Any]:
         max_tokens=args.max_tokens,
         dtype=dtype,
         num_steps=args.num_steps,
+        told=told.part("judging", count),
     )
+    chains = min(args.chains, count)
     chain = (
-        replay_chains(draft, picked, range(min(args.chains, count)), num_steps=args.num_steps)
-        if args.chains
+        replay_chains(
+            draft, picked, range(chains), num_steps=args.num_steps, told=told.part("chain drafting", chains)
+        )
+        if chains
         else None
     )
     return {
@@ -133,9 +181,15 @@ def online(args: argparse.Namespace) -> dict[str, Any]:
     from k2tui.eagle3.online import measure, read_prompts
 
     prompts = read_prompts(Path(args.prompts), args.limit or 16)
-    report = measure(
-        args.url, prompts, max_new_tokens=args.max_new_tokens, temperature=args.temperature, concurrency=max(1, args.concurrency), baseline_url=args.baseline_url,
-    )  # fmt: skip
+    told = _Told("requests")
+    told.note("the server warms up")
+    try:
+        report = measure(
+            args.url, prompts, max_new_tokens=args.max_new_tokens, temperature=args.temperature, concurrency=max(1, args.concurrency),
+            baseline_url=args.baseline_url, told=told,
+        )  # fmt: skip
+    finally:
+        told.say.wipe()
     return {"kind": "online", **report.to_dict()}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -121,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         force=args.force,
         dry_run=args.dry_run,
     )
-    say = _Teller(sys.stderr)
+    say = plain.Teller(sys.stderr)
     if plan.urls or args.dry_run:
         result = extract(plan, say, _draft_argmax)
     else:
@@ -132,36 +131,6 @@ def run(args: argparse.Namespace) -> int:
 
         print(json.dumps({"schema": 1, **result}, indent=1))
     return 0 if result.get("complete") or args.dry_run else 1
-
-
-class _Teller:
-    """Lines for people: one that is drawn over on a terminal, whole lines elsewhere."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._live = stream, stream.isatty()
-        self._width = 0
-        self._last = ""
-
-    def __call__(self, text: str, *, passing: bool = False) -> None:
-        if passing and not self._live:
-            import time
-
-            second = str(int(time.monotonic()) // 10)
-            if second == self._last:
-                return
-            self._last = second
-        text = plain.clean(text)  # a server's own words may be in it
-        if self._live:
-            if passing:
-                text = text[
-                    : shutil.get_terminal_size().columns - 1
-                ]  # a line that wraps cannot be drawn over
-            pad = " " * max(0, self._width - len(text))
-            self._stream.write(f"\r{text}{pad}" + ("" if passing else "\n"))
-            self._width = len(text) if passing else 0
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
 
 
 def _draft_argmax(folder: Path, model: Path) -> Any:
@@ -189,7 +158,7 @@ def _draft_argmax(folder: Path, model: Path) -> Any:
 
 @contextlib.contextmanager
 def _own_server(
-    args: argparse.Namespace, out: Path, boundaries: tuple[int, ...] | None, say: _Teller
+    args: argparse.Namespace, out: Path, boundaries: tuple[int, ...] | None, say: plain.Teller
 ) -> Iterator[OwnServer]:
     """A capture server started by the profile. SIGTERM and a lost terminal end the command as Ctrl-C does: the server first."""
     from k2tui import config, doctor, engines, paths

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -84,10 +83,10 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     every = (p for path in args.prompts for p in read_prompts(Path(path), multi_turn=not args.first_turn))
     prompts, left_out = select(every, None, balance=args.balance, per_source=args.per_source, seed=args.seed)
-    tty = sys.stderr.isatty()
+    say = plain.Teller(sys.stderr)
     wanted = args.count
     began = said = time.monotonic()
-    if not tty:  # a job's log is not empty while it works
+    if not say.is_live:  # a job's log is not empty while it works
         print(f"{len(prompts)} prompts for {url}; a line of progress every {SAY_S:g} s, after a minute every {6 * SAY_S:g}", file=sys.stderr, flush=True)
 
     def tell(speed: Speed) -> None:
@@ -99,14 +98,13 @@ def run(args: argparse.Namespace) -> int:
         eta = (
             f", {int(speed.eta_s) // 60}:{int(speed.eta_s) % 60:02d} left" if speed.eta_s is not None else ""
         )
-        line = plain.clean(f"{speed.done}/{speed.total} prompts, {note}{eta}")
+        line = f"{speed.done}/{speed.total} prompts, {note}{eta}"
         now = time.monotonic()
-        if not tty and now - said >= (SAY_S if now - began < 60 else 6 * SAY_S):
+        if say.is_live:
+            say(line, passing=True)
+        elif now - said >= (SAY_S if now - began < 60 else 6 * SAY_S):
             said = now
-            print(line, file=sys.stderr, flush=True)
-        if tty:
-            sys.stderr.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
-            sys.stderr.flush()
+            say(line)
 
     work = Preparation(
         url, out, prompts,
@@ -119,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         work.execute()
     finally:
-        if tty:
+        if say.is_live:
             sys.stderr.write("\n")
     there = work.existing
     outcomes = {**{k: v for k, v in work.outcomes.items() if v}, **dict(left_out)}

@@ -21,6 +21,8 @@ from k2tui.core.job_mask import mask_argv, mask_text, mask_value, unmask_argv
             """x --header "Authorization: Bearer ***" --json '{"api_key": "***", "n": 1}' -v""",
         ),
         ("401 https://joe:S3CR@hf.co/m?token=S3CR&a=1 Authorization: Bearer S3CRxx retry", "401 https://joe:***@hf.co/m?token=***&a=1 Authorization: Bearer *** retry"),
+        ("GET /f?X-Amz-Date=1&X-Amz-Signature=S3CR&a=1", "GET /f?X-Amz-Date=1&X-Amz-Signature=***&a=1"),
+        ("'https://h/c/f?sv=2024&sig=S3%2FCR&se=1' exit sig=9", "'https://h/c/f?sv=2024&sig=***&se=1' exit sig=9"),
         ("postgres://u:S3@CR@h/db", "postgres://u:***@h/db"),
         ("ServerArgs(api_key='S3CR', admin_api_key=None, tp=1)", "ServerArgs(api_key='***', admin_api_key=None, tp=1)"),
         ("{'api_key': ['S3CR', 'S3CR'], 'port': 1}", "{'api_key': ***, 'port': 1}"),
