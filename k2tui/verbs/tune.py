@@ -69,7 +69,7 @@ def _facts(run: Any) -> dict[str, Any]:
 
 
 def _show(run: Any, as_json: bool) -> None:
-    from k2tui.core.tuning import drift, gain_text, no_baseline, winner, words
+    from k2tui.core.tuning import drift, gain_text, is_confirmed, no_baseline, winner, words
     from k2tui.tune.text import table_text
 
     if as_json:
@@ -94,9 +94,11 @@ def _show(run: Any, as_json: bool) -> None:
     best = winner(space, trials)
     if best is not None and best.setting:
         over = gain_text(space, trials, best.setting)
+        so_far = "" if space.confirm == 0 or is_confirmed(space, trials, best.setting) else " so far"
         print(
-            f"best: {words(best.setting)}{f', {over}' if over else ''} (profile: k2tui tune best {run.path.name})"
+            f"best{so_far}: {words(best.setting)}{f', {over}' if over else ''} (profile: k2tui tune best {run.path.name})"
         )
+
 
 
 def _start(run: Any, args: argparse.Namespace) -> int:

@@ -352,7 +352,7 @@ def test_a_run_that_cannot_start_is_refused_at_once_and_the_list_tells_each_run(
     run.add(fast)
     assert cli.main(["tune", "list"]) == 0
     assert "2/2" in (shown := capsys.readouterr().out) and "dtype=bfloat16" in shown
-    assert cli.main(["tune", "show"]) == 0 and "best: dtype=bfloat16" in capsys.readouterr().out
+    assert cli.main(["tune", "show"]) == 0 and "best so far: dtype=bfloat16" in capsys.readouterr().out
 
 
 def test_a_hopeless_trial_is_seen_after_one_pass_and_a_near_one_never() -> None:

@@ -39,7 +39,7 @@ def _head(t: TrainView, view: View, width: int) -> list[Line]:
     for label, text in (
         ("tok/s", fmt.count(t.tok_s[-1]) if t.tok_s else ""),
         ("bearing a loss", fmt.count(t.loss_tok_s) if t.loss_tok_s is not None else ""),
-        ("MFU", f"{100 * t.mfu:.0f}%" if t.mfu is not None else ""),
+        ("MFU", "" if t.mfu is None else f"{100 * t.mfu:.{0 if t.mfu >= 0.1 else 1}f}%"),
         ("memory", fmt.size(t.memory_b) if t.memory_b is not None else ""),
         ("lr", f"{t.learning_rate:.2e}" if t.learning_rate is not None else ""),
         ("grad norm", f"{t.grad_norm:.3g}" if t.grad_norm is not None else ""),

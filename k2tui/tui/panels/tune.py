@@ -13,6 +13,7 @@ from k2tui.core.tuning import (
     change_text,
     drift,
     gain_text,
+    is_confirmed,
     no_baseline,
     ranked,
     value_text,
@@ -75,7 +76,7 @@ def sign(row: Ranked, g: Glyphs) -> Seg:
         "best": Seg(g.star, "ok bold"),
         "base": Seg(g.run, "accent"),
         "again": Seg(g.wait, "accent"),
-    }.get(row.mark, Seg(""))
+    }.get(row.mark, Seg(" "))
 
 
 def figure(e: Estimate, g: Glyphs) -> str:
@@ -138,7 +139,8 @@ def summary(run: TuneView) -> list[tuple[str, str]]:
     best = winner(run.space, run.trials)
     if best is not None and best.setting and best.estimate is not None:
         over = gain_text(run.space, run.trials, best.setting)
-        said = f"best: {words(best.setting)}{f', {over}' if over else ''}; k2tui tune best {run.name} prints it as a profile"
+        so_far = "" if run.space.confirm == 0 or is_confirmed(run.space, run.trials, best.setting) else " so far"
+        said = f"best{so_far}: {words(best.setting)}{f', {over}' if over else ''}; k2tui tune best {run.name} prints it as a profile"
         out.append((said, "ok"))
     elif run.now is None and best is not None:
         out.append(("no setting is really faster than the profile as it is", "dim"))

@@ -71,7 +71,7 @@ def draw(view: View, width: int, height: int) -> Picture:
     out: list[Row] = []
     for row in shown:
         line: Line = (
-            sign(row, g) if row.mark or row.estimate is None else Seg(" "),
+            sign(row, g),
             Seg(
                 " " + middle(row.label, label_w, g.ellipsis) + " ",
                 "bold" if row.trial.key == view.trial_key else "",
