@@ -224,7 +224,7 @@ def _speed_words(outcome: Mapping[str, Any], speed: float, length: float) -> str
         return f"One user's speed differs within noise: {speed:.2f} times that without a draft, but the {count:.0f} passes differ too much for an interval."
     if low is None or high is None:
         return f"One user's speed was {speed:.2f} times that without a draft in a single pass: its spread is not known (repeats = 3 tells it)."
-    passes = f"95 % {low:.2f} to {high:.2f}, {count:.0f} passes"
+    passes = f"95 % {low:.2f} to {high:.2f}, {count:.0f} passes of one start each"
     if low <= 1 <= high:
         return f"One user's speed differs within noise: {speed:.2f} times that without a draft ({passes})."
     words = f"One user's speed is {speed:.2f} times that without a draft ({passes})."

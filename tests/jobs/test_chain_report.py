@@ -65,7 +65,7 @@ def test_the_outcome_pairs_the_same_load() -> None:
             "within noise: 1.07 times that without a draft, but the 3 passes differ too much",
         ),
         ((150.0, 151.0, 149.0), "One user's speed is 1.50 times that without a draft (95 % 1.4"),
-        ((50.0, 51.0, 49.0), "3 passes). Here a draft pass costs more than it saves."),
+        ((50.0, 51.0, 49.0), "3 passes of one start each). Here a draft pass costs more than it saves."),
     ],
 )
 def test_a_speed_is_told_with_the_spread_of_its_passes(speeds: tuple[float, ...], words: str) -> None:
