@@ -179,8 +179,10 @@ def parse_space(raw: Mapping[str, Any], where: str, line_of: Mapping[str, int] |
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
             raise bad(key, f"must be a number of seconds, not {value!r}")
         values[key] = float(value)
+    # one user: what that one gets; several: what all get together, since more at a time is slower for each
+    usual = {"method": defaults.method, "metric": "tok_s_user" if values["concurrency"] == 1 else "output_throughput"}
     for key, choices in (("method", METHODS), ("metric", tuple(METRICS))):
-        value = raw.get(key, getattr(defaults, key))
+        value = raw.get(key, usual[key])
         if value not in choices:
             raise bad(key, f"{value!r} is none of {', '.join(choices)}")
         values[key] = value
@@ -351,18 +353,15 @@ def combination(space: Space, done: Mapping[str, Trial]) -> Setting:
 
 
 def compare(base: Trial, trial: Trial, space: Space, noise: float = 0.0) -> Verdict:
-    """faster | same | slower | unclear against the baseline; unclear: no difference is seen, but min_effect could hide in the interval."""
+    """faster | same | slower | unclear against the baseline. same: nothing of min_effect's size can hide in the interval, nor in the noise
+    (how far the baseline itself moved); unclear: it can."""
     if trial.state == "slower":
         return Verdict.SLOWER
     if base.estimate is None or trial.estimate is None or base.estimate.value <= 0:
         return Verdict.NOT_COMPARABLE
     ratio = ratio_of_means(base.estimate, trial.estimate)
     said = verdict(ratio, higher_is_better=METRICS[space.metric], noise=noise)
-    if (
-        said is Verdict.SAME
-        and ratio.half_width is not None
-        and ratio.half_width > max(space.min_effect, noise)
-    ):
+    if said is Verdict.SAME and ratio.half_width is not None and max(ratio.half_width, noise) > space.min_effect:
         return Verdict.UNCLEAR
     return said
 
@@ -423,11 +422,14 @@ def trials_left(space: Space, trials: Iterable[Trial], settings: int) -> int:
 
 
 def time_left(trials: Iterable[Trial], to_come: int, spent_s: float = 0.0) -> float | None:
-    """Seconds for so many trials at the mean of those that were started; spent_s: of the first of them already. None: not known yet."""
+    """Seconds for so many trials at the mean of those that were started; spent_s: of the first of them already. None: not known, or
+    that one takes longer than the mean and is the last."""
     took = [t.took_s for t in trials if t.took_s is not None and t.job_id]
     if not took:
         return None
     each = sum(took) / len(took)
+    if spent_s >= each and to_come <= 1:
+        return None
     return max(0.0, each - spent_s) + each * max(0, to_come - 1)
 
 
@@ -606,7 +608,7 @@ class Ranked:
     def said(self) -> str:
         """The verdict, or why there is none, in words: "slower, 1 of 3 passes"."""
         if self.verdict is None:
-            return self.trial.cause if self.estimate is None else ""
+            return self.trial.cause if self.estimate is None else self.note
         return str(self.verdict) + (f", {self.note}" if self.note else "")
 
 
@@ -627,21 +629,16 @@ def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
         mark = "base" if trial is base else "best" if trial is best else "again" if trial.is_again else ""
         ratio = said = None
         note = trial.cause if trial.state == "slower" else ""
-        if (
-            trial.estimate is not None
-            and base is not None
-            and base.estimate is not None
-            and trial is not base
-        ):
+        if trial.estimate is not None and base is not None and base.estimate is not None and trial is not base:
             ratio = ratio_of_means(base.estimate, trial.estimate)
             said = compare(base, trial, space, noise)
-            confirmed = None if trial.is_again else is_confirmed(space, trials, trial.setting)
-            if said is Verdict.FASTER and space.confirm and not trial.is_again:
-                said, note = (
-                    (Verdict.UNCLEAR, "not confirmed")
-                    if confirmed is False
-                    else (said, "confirmed" if confirmed else "one start")
-                )
+            confirmed = is_confirmed(space, trials, trial.setting)
+            if trial.is_again:  # a later start is part of the verdict on its setting, it has none of its own
+                said, note = None, f"start {trial.again_no + 2}"
+            elif confirmed is not None:
+                said, note = (Verdict.FASTER, "confirmed") if confirmed else (Verdict.UNCLEAR, "not confirmed")
+            elif said is Verdict.FASTER and space.confirm:
+                note = "one start"
         elif trial.state == "slower":
             said = Verdict.SLOWER
         out.append(Ranked(trial, mark, trial.estimate, ratio, said, note))
@@ -660,7 +657,7 @@ def table(space: Space, trials: Sequence[Trial]) -> tuple[list[str], list[list[s
             figure = "–" if trial.state == "slower" else trial.state
             rows.append(["", r.label, figure, "", "", "", r.said])
             continue
-        delta = "≈" if r.verdict is Verdict.SAME else change_text(r.ratio) if r.ratio is not None else ""
+        delta = change_text(r.ratio) if r.ratio is not None else ""
         accept = f"{trial.accept_length:.2f}" if trial.accept_length else ""
         rows.append(
             [

@@ -247,7 +247,9 @@ class Tuner:
             facts["confirmed"] = is_confirmed(self.space, trials, best.setting)
         else:
             print("\nno setting is really faster than the profile as it is", flush=True)
+            self.run.no_best()
             facts["best"] = None
+        report_progress(len(trials), len(trials), "trials", "", 0.0, resumed=self._resumed, force=True)
         report_result(facts)
 
     # ---- one trial
@@ -328,7 +330,7 @@ class Tuner:
         job_id = submit_stage(self.config, "bench", {
             "url": url, "concurrency": [space.concurrency], "num_prompts": space.num_prompts, "random_input_len": space.random_input_len,
             "random_output_len": space.random_output_len, "seed": space.seed + 1000 * before, "repeats": want,
-            "label": f"tune {words(trial.setting)}"[:80], "tag": self.run.path.name, "warmup": min(space.concurrency, space.num_prompts),
+            "label": f"tune {words(trial.setting)}{f' (start {trial.again_no + 2})' if trial.is_again else ''}"[:80], "tag": self.run.path.name, "warmup": min(space.concurrency, space.num_prompts),
             "anyway": self._anyway,
         })  # fmt: skip
         told, why = -1, ""

@@ -238,6 +238,10 @@ class TuneFolder:
         finally:
             os.close(fd)
 
+    def no_best(self) -> None:
+        """Nothing won: a winner that an earlier end of this run wrote is one no more."""
+        (self.path / "best.toml").unlink(missing_ok=True)
+
     def write_best(self, name: str, base: str, changes: Sequence[tuple[str, str]], note: str) -> Path:
         """best.toml: the winner as a profile that inherits the start profile. changes: (key, TOML value)."""
         lines = [

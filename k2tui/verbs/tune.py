@@ -89,15 +89,14 @@ def _show(run: Any, as_json: bool) -> None:
     if moved is not None:
         times = sum(t.is_again and t.setting == () for t in trials)
         print(
-            f"\nthe baseline measured again{f' ({times} times, the largest change)' if times > 1 else ''}: {moved * 100:+.1f} %"
+            f"\nthe baseline measured again{f' ({times} times, the largest change)' if times > 1 else ''}: {moved * 100:+.1f} %; a gain no larger than that is none"
         )
     best = winner(space, trials)
     if best is not None and best.setting:
         over = gain_text(space, trials, best.setting)
         so_far = "" if space.confirm == 0 or is_confirmed(space, trials, best.setting) else " so far"
-        print(
-            f"best{so_far}: {words(best.setting)}{f', {over}' if over else ''} (profile: k2tui tune best {run.path.name})"
-        )
+        where = f" (profile: k2tui tune best {run.path.name})" if (run.path / "best.toml").exists() else ""
+        print(f"best{so_far}: {words(best.setting)}{f', {over}' if over else ''}{where}")
 
 
 
@@ -198,9 +197,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "best":
         path = found.path / "best.toml"
         if not path.exists():
-            print(
-                "k2tui tune: no winner: nothing was really faster, or the run has not ended", file=sys.stderr
-            )
+            print(f"k2tui tune: no winner: {_no_winner(found)}", file=sys.stderr)
             return 1
         print(path.read_text(), end="")
         return 0
@@ -218,6 +215,18 @@ def _refuse(space: Space, args: argparse.Namespace) -> None:
 
     profile = config.load(args.config).get_profile(space.profile)
     refuse(space, own_port(settle_gpus(profile) if profile.auto_gpus else profile))
+
+
+def _no_winner(run: Any) -> str:
+    """Why a run has no best.toml."""
+    from k2tui.core.tuning import no_baseline
+
+    tuner, jobs = _tuner_of(run)
+    if tuner is not None and not tuner.state.is_final:
+        return f"{run.path.name} has not ended; k2tui tune show tells the best so far"
+    if why := no_baseline(run.trials()) or _unfinished(run.path.name, tuner, jobs):
+        return why
+    return f"no setting of {run.path.name} was really faster (k2tui tune show)"
 
 
 def _tuner_of(run: Any) -> tuple[Job | None, Sequence[Job]]:

@@ -77,7 +77,8 @@ def test_table_has_marks_intervals_changes_and_causes() -> None:
     )
     assert "refused" in refused and "--bogus" in refused and "[red]" in refused
     assert now.startswith("↑ as the profile (again) starts, 42s")
-    assert any("k2tui tune best 20261130-kimi" in line for line in lines)
+    assert any("best so far: NCCL_PROTO=LL, num" in line for line in lines) and "tune best" not in " ".join(lines)
+    assert any("k2tui tune best 20261130-kimi" in line for line in words_of("tune", replace(RUN, now=None)))
     ended = words_of("tune", replace(RUN, now=None, trials=TRIALS[:1]))
     assert "no setting is really faster" in " ".join(ended)
 

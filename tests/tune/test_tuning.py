@@ -220,6 +220,22 @@ def test_starts_that_differ_need_more_of_them_and_not_without_end() -> None:
     )
 
 
+def test_a_drift_hides_a_difference_it_does_not_make_two_settings_the_same() -> None:
+    a, base, moved = (("env", "A", "1"),), start((), 500), start((), 650, 0)
+    down, _, up = sorted(ranked(space(), [base, start(a, 370), moved]), key=lambda r: -(r.estimate or Estimate(0)).value)[::-1]
+    assert down.said == "unclear" and down.ratio is not None and up.said == "start 2" and up.verdict is None
+    rows = table(space(), [base, start(a, 370), moved])[1]
+    assert ["-26.0" in r[3] for r in rows] == [False, False, True], "the figure stays"
+    still = [base, start(a, 502), start((), 501, 0)]
+    assert compare(base, still[1], space(), 0.002) is Verdict.SAME
+
+
+def test_the_usual_metric_follows_how_many_ask_at_a_time() -> None:
+    assert parse_space({**RAW, "concurrency": 1}, "s").metric == "tok_s_user"
+    assert parse_space({**RAW, "concurrency": 4}, "s").metric == "output_throughput"
+    assert parse_space({**RAW, "concurrency": 4, "metric": "tok_s_user"}, "s").metric == "tok_s_user"
+
+
 def test_less_is_better_for_latencies() -> None:
     s = space(metric="ttft_p50_ms")
     base, quick = trial((), 100.0, 101.0, 99.0), trial((("env", "A", "1"),), 80.0, 81.0, 79.0)
@@ -414,7 +430,8 @@ def test_the_time_left_counts_early_ends_and_the_baseline_again() -> None:
     assert time_left([], 3) is None
     assert time_left([base, cut], 3, spent_s=50.0) == pytest.approx(130.0)  # the mean is 60 s
     refused = trial((("env", "A", "4"),), state="refused", took_s=0.1)
-    assert time_left([base, refused], 1, spent_s=200.0) == 0.0
+    assert time_left([base, refused], 1, spent_s=200.0) is None, "the last takes longer than the mean"
+    assert time_left([base, refused], 2, spent_s=200.0) == 90.0
     assert trials_left(s, [], 5) == 7  # itself, 4 others, once between, once at the end
     assert trials_left(s, [base, cut], 3) == 5 and trials_left(s, [base, cut], 0) == 1
     assert trials_left(s, [base], 0) == 0

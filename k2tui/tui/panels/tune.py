@@ -85,9 +85,9 @@ def figure(e: Estimate, g: Glyphs) -> str:
 
 
 def change(row: Ranked, g: Glyphs) -> Seg:
-    if row.ratio is None or row.verdict is None:
+    if row.ratio is None:
         return Seg("baseline" if row.mark == "base" else "", "dim")
-    return Seg(change_text(row.ratio, g.plus_minus), VERDICTS[row.verdict])
+    return Seg(change_text(row.ratio, g.plus_minus), "dim" if row.verdict is None else VERDICTS[row.verdict])
 
 
 def cause(trial: Trial) -> str:
@@ -140,7 +140,9 @@ def summary(run: TuneView) -> list[tuple[str, str]]:
     if best is not None and best.setting and best.estimate is not None:
         over = gain_text(run.space, run.trials, best.setting)
         so_far = "" if run.space.confirm == 0 or is_confirmed(run.space, run.trials, best.setting) else " so far"
-        said = f"best{so_far}: {words(best.setting)}{f', {over}' if over else ''}; k2tui tune best {run.name} prints it as a profile"
+        said = f"best{so_far}: {words(best.setting)}{f', {over}' if over else ''}"
+        if run.now is None:
+            said += f"; k2tui tune best {run.name} prints it as a profile"
         out.append((said, "ok"))
     elif run.now is None and best is not None:
         out.append(("no setting is really faster than the profile as it is", "dim"))
