@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from k2tui.core.job import Job, JobState
+from k2tui.core.server_jobs import trial_jobs
 
 
 class TaskStatus(StrEnum):
@@ -92,8 +93,17 @@ def job_of(task: Task, jobs: Sequence[Job], done: Mapping[tuple[str, str], str] 
         if kept and (newest is None or kept > newest.spec.id):  # a server that was there already has no step
             return next((j for j in jobs if j.spec.id == kept), None)
         return newest
-    # a pipeline may run a stage more than once: its job belongs to the step ("bench-draft") that it was started for
-    return next((j for j in jobs if str(j.spec.params.get("step") or j.spec.stage) == stage), None)
+    # a pipeline may run a stage more than once: its job belongs to the step ("bench-draft") that it was started for; what a tuner
+    # starts belongs to the tuner's own job
+    trials = {j.spec.id for j in trial_jobs(jobs)}
+    return next(
+        (
+            j
+            for j in jobs
+            if str(j.spec.params.get("step") or j.spec.stage) == stage and j.spec.id not in trials
+        ),
+        None,
+    )
 
 
 def _word(

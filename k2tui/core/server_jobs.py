@@ -49,15 +49,16 @@ def users_of(server: Job, jobs: Sequence[Job]) -> list[Job]:
     return found
 
 
+def trial_jobs(jobs: Sequence[Job]) -> list[Job]:
+    """What tuning runs started: the servers of their trials and the benchmarks of those."""
+    tuners = {j.spec.id if j.spec.stage == "tune" else j.spec.parent for j in jobs if j.spec.stage == "tune" or "tune" in j.spec.params}
+    return [j for j in jobs if "tune" in j.spec.params or (j.spec.parent and j.spec.parent in tuners)]
+
+
 def left_over(jobs: Sequence[Job]) -> list[Job]:
     """Live jobs of a tuning run (the server of a trial, its benchmark) whose tuner has ended or is not there any more."""
     alive = {j.spec.id for j in jobs if is_live(j)}
-    tuners = {j.spec.id for j in jobs if j.spec.stage == "tune"}
-    return [
-        j
-        for j in jobs
-        if is_live(j) and j.spec.parent not in alive and ("tune" in j.spec.params or j.spec.parent in tuners)
-    ]
+    return [j for j in trial_jobs(jobs) if is_live(j) and j.spec.parent not in alive]
 
 
 def shown_servers(jobs: Sequence[Job]) -> list[Job]:

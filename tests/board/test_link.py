@@ -75,6 +75,24 @@ def test_a_step_of_a_chain_follows_that_chains_own_jobs_only() -> None:
     assert news(board, link(board, (plain, own)), (plain, own))["bench"]["reported"] == "j1:completed"
 
 
+@pytest.mark.parametrize("is_tuner_listed", [True, False])
+def test_what_a_tuner_starts_counts_for_no_task_but_its_own(is_tuner_listed: bool) -> None:
+    def of(job: Job, parent: str, params: dict[str, str]) -> Job:
+        return replace(job, spec=replace(job.spec, parent=parent, params=params))
+
+    tuner = job("j3", "tune", JobState.RUNNING)
+    trial = of(job("j5", "serve", JobState.STOPPED, kind="server"), "j3", {"tune": "r1"})
+    measured = of(job("j4", "bench", JobState.RUNNING), "j3", {"tag": "r1"})
+    own = job("j1", "serve", JobState.RUNNING, kind="server")
+    jobs = (trial, measured, *((tuner,) if is_tuner_listed else ()), own)
+    board = Board(tasks=(Task("serve", "s"), Task("bench", "b"), Task("tune", "t")))
+    serve, bench, tune = link(board, jobs, ("j1",)).tasks
+    assert serve.status is DONE and serve.said == "serving as j1"
+    assert bench.status is PENDING and bench.said == "" and "bench" not in news(board, link(board, jobs), jobs)
+    assert tune.said == ("running as j3" if is_tuner_listed else "")
+    assert one(Task("x", "x", job_id="j4"), *jobs).status is DOING, "a job that is named counts"
+
+
 def test_links_by_id_and_by_job() -> None:
     assert one(Task("bench", "x"), job("j", "bench", JobState.RUNNING)).status is DOING
     named = Task("q", "x", job_id="j1")
