@@ -27,7 +27,7 @@ from k2tui.core.job_words import exit_words
 from k2tui.jobs import conditions, procs
 from k2tui.jobs.locks import Room, is_held
 from k2tui.jobs.start import NAME_TAKEN, module_argv, start_adopter
-from k2tui.jobs.state import ENDED_ALONE, WORK_LOCK, fold_job, read_job, read_spec
+from k2tui.jobs.state import WORK_LOCK, ended_alone, fold_job, read_job, read_spec
 from k2tui.jobs.writer import Journal
 from k2tui.parsing import parse_json
 from k2tui.regular import open_regular, read_regular
@@ -566,8 +566,8 @@ class AdoptedKeeper(Keeper):
             return self.finish(JobState.STOPPED, f"{self.stop_reason} (its keeper died meanwhile)")
         if not self.began:
             return self.finish(JobState.LOST, "its keeper died before the work began")
-        if (self.folder / "result.json").exists():
-            return self.finish(JobState.SUCCEEDED, ENDED_ALONE)
+        if (alone := ended_alone(self.folder)) is not None:
+            return self.finish(*alone)
         self.finish(JobState.LOST, "ended after its keeper died; exit code not known")
 
 

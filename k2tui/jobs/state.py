@@ -153,6 +153,16 @@ def _without_keeper(folder: Path, job: Job, events: Sequence[journal.Event]) -> 
     return settle(folder, job, why, began=began)
 
 
+def ended_alone(folder: Path) -> tuple[JobState, str] | None:
+    """How work whose keeper died ended, by the result that it wrote; None = it wrote none."""
+    if not (folder / "result.json").exists():
+        return None
+    result = as_object(read_json(folder / "result.json"))
+    if result.get("ok") is False:
+        return JobState.FAILED, f"{result.get('cause') or 'it failed'} (after its keeper died; exit code not known)"
+    return JobState.SUCCEEDED, ENDED_ALONE
+
+
 def settle(folder: Path, job: Job, why: str, *, began: bool) -> Job:
     """Write down how a job without keeper and work ended, if nobody holds its lock now; else only say so.
 
@@ -161,8 +171,8 @@ def settle(folder: Path, job: Job, why: str, *, began: bool) -> Job:
     state = JobState.LOST
     if asked := asked_to_stop(folder, job):
         state, why = JobState.STOPPED, f"{asked} ({why})"
-    elif began and (folder / "result.json").exists():
-        state, why = JobState.SUCCEEDED, ENDED_ALONE
+    elif began and (alone := ended_alone(folder)) is not None:
+        state, why = alone
     lost = replace(job, state=state, reason=why, waiting_for="", waiting_since_s=None)
     try:
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)

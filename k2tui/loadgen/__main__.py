@@ -6,8 +6,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
+from k2tui.core.job_mask import mask_text
 from k2tui.errors import K2Error
+from k2tui.jobs.report import report_result
 from k2tui.loadgen import options
 
 PARENT_ENV = "K2TUI_LOADGEN_PARENT"  # pid of the command that must not be outlived
@@ -45,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"k2tui bench: {err.message}", file=sys.stderr)
         if err.hint:
             print(f"  {err.hint}", file=sys.stderr)
+        with suppress(OSError):  # the error's own words and code come first
+            report_result({"ok": False, "cause": mask_text(err.message)})
         return err.exit_code
     except KeyboardInterrupt:
         print(f"k2tui bench: interrupted; {stored}", file=sys.stderr)

@@ -537,7 +537,11 @@ def run(args: argparse.Namespace) -> int:
             side.control.close()
             if side.db is not None:
                 side.db.close()
-    report_result({"rows": [asdict(r) for r in rows], "sweep": sides[0].sweep, "url": sides[0].control.url})
+    is_measured = any(r.completed for r in rows)
+    failed = {} if is_measured else {"ok": False, "cause": "; ".join(rows[0].flags) if rows else "nothing was measured"}
+    report_result(
+        {**failed, "rows": [asdict(r) for r in rows], "sweep": sides[0].sweep, "url": sides[0].control.url}
+    )
     if args.json:
         print(
             json.dumps(
@@ -546,7 +550,7 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         print("\n" + _report(sides, rows, args))
-    return 0 if any(r.completed for r in rows) else 1
+    return 0 if is_measured else 1
 
 
 def _told_beside(

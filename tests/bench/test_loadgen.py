@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from k2tui.benchdb import BenchDb
+from k2tui.loadgen.__main__ import main
 
 
 def bench(
@@ -82,14 +83,32 @@ def test_rows_are_stored_newest_first(mock: Any, tmp_path: Path) -> None:
         assert all(list(r.stamps_ns) == sorted(r.stamps_ns) for r in records)
 
 
-def test_no_server_is_exit_3_with_clear_words(tmp_path: Path) -> None:
+def test_no_server_is_exit_3_with_clear_words_and_a_job_keeps_them(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "k2tui.loadgen", "--url", "http://127.0.0.1:9", "--db", str(tmp_path / "r.db")],
-        capture_output=True, text=True,
+        capture_output=True, text=True, env={**os.environ, "K2TUI_JOB_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 3
     assert "no server answers at http://127.0.0.1:9" in done.stderr
     assert done.stdout == ""
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["ok"] is False and "no server answers at http://127.0.0.1:9" in result["cause"]
+
+
+def test_the_cause_in_a_jobs_result_has_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K2TUI_JOB_DIR", str(tmp_path))
+    assert main(["--url", "ftp://user:S3CR1@host:21"]) == 2
+    cause = json.loads((tmp_path / "result.json").read_text())["cause"]
+    assert "is no http:// or https:// URL" in cause and "S3CR1" not in cause
+
+
+def test_a_job_in_which_nothing_completed_says_why(mock: Any, tmp_path: Path) -> None:
+    mock.configure(http500_every=1)
+    bench(
+        tmp_path / "r.db", mock.url, "--concurrency", "1", "--num-prompts", "2", code=1, env={"K2TUI_JOB_DIR": str(tmp_path)}
+    )  # fmt: skip
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["ok"] is False and "no request completed" in result["cause"] and len(result["rows"]) == 1
 
 
 def test_kill_in_the_middle_keeps_what_was_measured(mock: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from k2tui import paths
 from k2tui.core.job import JobSpec, JobState
 from k2tui.errors import K2Error, NotReadyError, UsageError
 from k2tui.jobs import folder, procs
+from k2tui.jobs.state import ended_alone
 
 from .world import processes_of, running, until
 
@@ -287,6 +288,15 @@ def test_a_result_tells_how_an_orphan_ended(submit: Submit, home: Path) -> None:
         job.state is JobState.SUCCEEDED and "exit code not known" in job.reason and job.result == {"rows": 3}
     )
     assert folder.wait(after, 20).state is JobState.SUCCEEDED, "the waiting keeper found out by itself"
+
+
+def test_a_result_that_tells_of_a_failure_is_no_success(tmp_path: Path) -> None:
+    assert ended_alone(tmp_path) is None
+    (tmp_path / "result.json").write_text('{"ok": false, "cause": "no server answers"}')
+    state, why = ended_alone(tmp_path) or (None, "")
+    assert state is JobState.FAILED and why.startswith("no server answers (")
+    (tmp_path / "result.json").write_text('{"ok": true}')
+    assert (ended_alone(tmp_path) or ("",))[0] is JobState.SUCCEEDED
 
 
 def test_a_reboot_is_seen(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
