@@ -1,7 +1,7 @@
 """Chains: steps that need each other, gates on their results, and what may be skipped. Values only; nothing runs here.
 
-A step is valid when its fingerprint (stage, parameters, profile, inputs, and the fingerprints of what it needs) is the one
-that its record was made with, its outputs are as they were then, and its gates hold for the recorded result.
+A step is valid when its fingerprint (of its parts: stage, parameters, profile, inputs, and the fingerprints of what it needs) is the
+one that its record was made with, its outputs are as they were then, and its gates hold for the recorded result.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
+from k2tui.core.job_mask import mask_params
 from k2tui.errors import UsageError
 from k2tui.parsing import ParseError, parse_toml
 
@@ -84,6 +85,7 @@ class Record:
     outputs: Mapping[str, str] = field(default_factory=dict[str, str])  # path -> signature
     ended_s: float = 0.0
     took_s: float | None = None
+    parts: Mapping[str, str] = field(default_factory=dict[str, str])  # `kept_parts` of then; {} = not known
 
 
 def record_of(value: Any) -> Record | None:
@@ -93,16 +95,20 @@ def record_of(value: Any) -> Record | None:
     raw = cast("Mapping[str, Any]", value)
     if not isinstance(raw.get("fingerprint"), str):
         return None
-    result, outputs, ended, took = (raw.get(k) for k in ("result", "outputs", "ended_s", "took_s"))
+    result, ended, took = (raw.get(k) for k in ("result", "ended_s", "took_s"))
+
+    def texts(key: str) -> dict[str, str]:
+        value = raw.get(key)
+        return {str(k): str(v) for k, v in cast("Mapping[Any, Any]", value).items()} if isinstance(value, Mapping) else {}
+
     return Record(
         fingerprint=raw["fingerprint"],
         job_id=str(raw.get("job_id", "")),
         result=cast("Mapping[str, Any]", result) if isinstance(result, Mapping) else {},
-        outputs={str(k): str(v) for k, v in cast("Mapping[Any, Any]", outputs).items()}
-        if isinstance(outputs, Mapping)
-        else {},
+        outputs=texts("outputs"),
         ended_s=_finite(ended) or 0.0,
         took_s=_finite(took),
+        parts=texts("parts"),
     )
 
 
@@ -505,22 +511,99 @@ def holes_of(result: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 # ---- skipping
 
 
-def fingerprint(
-    step: Step, defaults: Mapping[str, Any], facts: Mapping[str, Any], needed: Sequence[str]
-) -> str:
-    """Hex digest of all that decides a step's result. facts: signatures of inputs, the profile; needed: fingerprints of its needs.
+def parts_of(
+    step: Step, defaults: Mapping[str, Any], facts: Mapping[str, Any], needed: Mapping[str, str]
+) -> dict[str, Any]:
+    """All that decides a step's result, by name. facts: signatures of inputs, the profile; needed: fingerprints of its needs.
 
-    The port that a server listens on decides nothing.
+    Where a server listens (host and port) decides nothing.
     """
-    params = {k: v for k, v in {**defaults, **step.params}.items() if k != "port"}
-    value = {
-        "stage": step.stage,
-        "argv": list(step.argv),
-        "params": params,
-        "facts": dict(facts),
-        "needed": sorted(needed),
-    }
+    params = {k: v for k, v in {**defaults, **step.params}.items() if k not in ("host", "port")}
+    parts: dict[str, Any] = {"stage": step.stage, "command": list(step.argv)}
+    for name, value in _flat({**params, **facts}):
+        parts[name] = value
+    return {**parts, **{f"step {name}": text for name, text in needed.items()}}
+
+
+def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Tables in tables by dotted names; an empty one stays itself."""
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            for inner, deep in _flat(cast("Mapping[str, Any]", value)):
+                yield f"{name}.{inner}", deep
+        else:
+            yield name, value
+
+
+def fingerprint(parts: Mapping[str, Any]) -> str:
+    """Hex digest of a step's parts."""
+    return _digest(parts)
+
+
+def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def kept_parts(parts: Mapping[str, Any]) -> dict[str, str]:
+    """Parts as a record keeps them: JSON, or a digest of what is long or secret."""
+    out: dict[str, str] = {}
+    for name, value in parts.items():
+        text = json.dumps(value, sort_keys=True, default=str)
+        hidden = mask_params({name.rpartition(".")[2]: json.loads(text)})
+        is_shown = len(text) <= 400 and list(hidden.values()) == [json.loads(text)]
+        out[name] = text if is_shown else f"digest {_digest(value)[:12]}"
+    return out
+
+
+def changes_of(
+    name: str,
+    parts: Mapping[str, Mapping[str, str]],
+    records: Mapping[str, Record],
+    servers: Set[str],
+    again: Set[str] = frozenset(),
+) -> list[str]:
+    """What of a step is not as its record says, in words: "lr 0.004 -> 0.002". again: steps whose change is told otherwise."""
+    record = records.get(name)
+    if record is None or not record.parts:
+        return []
+    now = parts.get(name, {})
+    words: list[str] = []
+    for key in sorted({*record.parts, *now}):
+        was, new = record.parts.get(key), now.get(key)
+        other = key.removeprefix("step ") if key.startswith("step ") else ""
+        if was == new or other in again:
+            continue
+        if other in servers:
+            deep = changes_of(other, parts, records, servers)
+            words += [w for w in deep if w not in words] or [f"server {other}"]
+        elif (word := other or _change(key, was, new)) not in words:
+            words.append(word)
+    return words
+
+
+def _change(key: str, was: str | None, new: str | None) -> str:
+    """ "lr 0.004 -> 0.002"; of a command the words that differ; of what cannot be shown the name only."""
+    if " " in key:  # signatures
+        return key
+    try:
+        old, now = (None if t is None else json.loads(t) for t in (was, new))
+    except ValueError:  # a digest
+        return key
+    if isinstance(old, list) and isinstance(now, list):
+        before, after = cast("list[Any]", old), cast("list[Any]", now)
+        at = [n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
+        if len(before) == len(after) and len(at) == 1:
+            flag = f"{before[at[0] - 1]} " if at[0] and str(before[at[0] - 1]).startswith("-") else ""
+            return f"{key}: {flag}{_short(before[at[0]])} -> {_short(after[at[0]])}"
+    if key == "command":
+        return key
+    return f"{key} {_short(old) if was is not None else 'not set'} -> {_short(now) if new is not None else 'not set'}"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.split()) or '""'
+    return text if len(text) <= 40 else text[:39] + "\u2026"
 
 
 def decide(
@@ -534,8 +617,9 @@ def decide(
     to: str = "",
     only: Sequence[str] = (),
     force: bool = False,
+    parts: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Decision]:
-    """What a run would do, step by step.
+    """What a run would do, step by step. parts: {step: its parts as they would be kept}, to name what changed.
 
     servers: names of steps that run until stopped. outputs(step, record): why its outputs are not as they were, "" = they are.
     start: run this step and all that (directly or not) need it, whatever is valid. to: only this step and what it needs.
@@ -578,7 +662,12 @@ def decide(
         elif record is None:
             why = NEVER_RAN
         elif record.fingerprint != prints[step.name]:
-            why = f"its inputs changed{', ' + earlier[0] + ' runs again' if earlier else ''}"
+            named = changes_of(step.name, parts or {}, records, servers, fresh)
+            more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+            why = "its inputs changed" + (f": {', '.join(named[:3])}{more}" if named else "")
+            if earlier:
+                only_that = record.parts and parts is not None and not named
+                why = f"{'' if only_that else why + ', '}{earlier[0]} runs again"
         elif earlier:
             why = f"{earlier[0]} runs again"
         else:

@@ -34,7 +34,9 @@ from k2tui.core.chain import (
     fingerprint,
     gate_unmet,
     holes_of,
+    kept_parts,
     parse_chain,
+    parts_of,
     record_of,
     server_users,
     without,
@@ -173,15 +175,18 @@ class ChainRun:
         self.records = {s.name: r for s in chain.steps if (r := self._read_record(s.name)) is not None}
         self.servers = {s.name for s in chain.steps if self._kind(s) == "server"}
         self.prints: dict[str, str] = {}
+        self.parts: dict[str, dict[str, str]] = {}
         self._outs: dict[str, str] = {}  # {STEP.out} and {STEP.id} of all steps
         self._made: list[str] = []  # the steps' own folders
         self._results: dict[str, tuple[Record, dict[str, Any]]] = {}  # what a record fills holes with
         models: dict[str, str] = {}
         for step in chain.steps:
-            needed = [self.prints[n] for n in step.needs]
+            needed = {n: self.prints[n] for n in step.needs}
             with _named(chain, step):
                 facts = self._facts(step, models)
-            self.prints[step.name] = fingerprint(step, chain.defaults, facts, needed)
+            parts = parts_of(step, chain.defaults, facts, needed)
+            self.parts[step.name] = kept_parts(parts)
+            self.prints[step.name] = fingerprint(parts)
             self._made.append(str(self.out_of(step.name)))
             self._outs[f"{step.name}.out"] = self._made[-1]
             self._outs[f"{step.name}.id"] = self.prints[step.name][:6]
@@ -214,12 +219,14 @@ class ChainRun:
                 profile = None
             if profile is not None and is_dataclass(profile):
                 facts["profile"] = {
-                    f.name: getattr(profile, f.name) for f in fields(profile) if f.name != "description"
+                    f.name: getattr(profile, f.name)
+                    for f in fields(profile)
+                    if f.name not in ("description", "host", "port")  # where it listens decides nothing
                 }
                 if profile.model:
                     if profile.model not in models:
                         models[profile.model] = signature(self._asset(profile.model))
-                    facts["model"] = models[profile.model]
+                    facts["model files"] = models[profile.model]
         known = self._known(step, outs_only=True)
         for path in step.inputs:
             filled = str(fill(path, known, strict=False))
@@ -287,6 +294,7 @@ class ChainRun:
             to=to,
             only=only,
             force=force,
+            parts=self.parts,
         )
 
     def plan(
@@ -622,7 +630,16 @@ class ChainRun:
         took_s = None if job.started_s is None else time.time() - job.started_s
         result.setdefault("ready_s", took_s)
         self._write_record(
-            Record(self.prints[step.name], job.spec.id, result, {}, time.time(), result["ready_s"]), step.name
+            Record(
+                self.prints[step.name],
+                job.spec.id,
+                result,
+                {},
+                time.time(),
+                result["ready_s"],
+                self.parts[step.name],
+            ),
+            step.name,
         )
 
     def _run_step(self, step: Step, why: str) -> Job:
@@ -723,6 +740,7 @@ class ChainRun:
             outputs={where: signature(where) for where in (str(fill(p, known)) for p in step.outputs)},
             ended_s=time.time(),
             took_s=job.took_s,
+            parts=self.parts[step.name],
         )
         self._write_record(record, step.name)
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,19 +242,63 @@ def test_nothing_runs_after_a_skip_that_it_depends_on_and_reruns_spread(data: st
 
 def test_fingerprints_follow_parameters_inputs_and_what_is_needed() -> None:
     step = chain_of("a").steps[0]
-    base = pure.fingerprint(step, {}, {"in": "x"}, ["n"])
-    assert base == pure.fingerprint(step, {}, {"in": "x"}, ["n"])
-    assert (
-        len(
-            {
-                base,
-                pure.fingerprint(step, {"p": 1}, {"in": "x"}, ["n"]),
-                pure.fingerprint(step, {}, {"in": "y"}, ["n"]),
-                pure.fingerprint(step, {}, {"in": "x"}, ["m"]),
-            }
+
+    def of(params: dict[str, Any], facts: dict[str, Any], needed: dict[str, str]) -> str:
+        return pure.fingerprint(pure.parts_of(step, params, facts, needed))
+
+    base = of({}, {"in": "x"}, {"n": "1"})
+    assert base == of({"port": 5, "host": "h"}, {"in": "x"}, {"n": "1"}), "where a server listens decides nothing"
+    others = of({"p": 1}, {"in": "x"}, {"n": "1"}), of({}, {"in": "y"}, {"n": "1"}), of({}, {"in": "x"}, {"n": "2"})
+    assert len({base, *others}) == 4
+
+
+def test_what_changed_is_named() -> None:
+    """Also through a server, and what is secret or long by its name only."""
+    token = "hf_" + "a1" * 12
+
+    def made(argv: str, lr: float, args: list[str], key: str, text: str) -> tuple[pure.Chain, dict[str, dict[str, Any]]]:
+        chain = parse_chain(
+            f"[[step]]\nname='s'\nkind='server'\nargv=['x', '--port', '{argv}']\n"
+            f"[[step]]\nname='t'\nargv=['y']\nneeds=['s']\nparams={{lr={lr}, deep={{a=1}}}}\n"
+            "[[step]]\nname='u'\nargv=['z']\nneeds=['t']\n",
+            "t",
         )
-        == 4
-    )
+        prints: dict[str, str] = {}
+        out: dict[str, dict[str, Any]] = {}
+        for step in chain.steps:
+            facts = {"profile": {"args": args, "env": {"HF_TOKEN": key}}, "text": text} if step.name == "t" else {}
+            parts = pure.parts_of(step, {}, facts, {n: prints[n] for n in step.needs})
+            prints[step.name] = pure.fingerprint(parts)
+            out[step.name] = {"print": prints[step.name], "parts": pure.kept_parts(parts)}
+        return chain, out
+
+    _, old = made("1", 0.1, ["--a", "1"], token, "x" * 500)
+    records = {n: Record(f["print"], "j", parts=f["parts"]) for n, f in old.items()}
+    assert token not in repr(records)
+
+    def whys(*now: Any, **kw: Any) -> dict[str, str]:
+        chain, new = made(*now)
+        found = decide(
+            chain,
+            {n: f["print"] for n, f in new.items()},
+            records,
+            servers={"s"},
+            outputs=lambda s, r: "",
+            parts={n: f["parts"] for n, f in new.items()},
+            **kw,
+        )
+        return {d.step.name: d.why for d in found}
+
+    same = ["--a", "1"], token, "x" * 500
+    assert whys("1", 0.1, *same)["t"] == "valid: j"
+    told = whys("2", 0.1, *same)
+    assert told["t"] == "its inputs changed: command: --port 1 -> 2" and told["u"] == "t runs again"
+    assert whys("1", 0.2, *same)["t"] == "its inputs changed: lr 0.1 -> 0.2"
+    assert whys("1", 0.2, *same, only=["u"])["u"] == "its inputs changed: t"
+    told = whys("1", 0.1, ["--a", "2"], "other-secret", "y" * 500)
+    assert told["t"] == "its inputs changed: profile.args: --a 1 -> 2, profile.env.HF_TOKEN, text"
+    records = {n: Record(r.fingerprint, "j") for n, r in records.items()}
+    assert whys("1", 0.2, *same)["t"] == "its inputs changed", "a record of before parts were kept"
 
 
 def test_holes() -> None:
@@ -333,6 +378,8 @@ def test_a_run_its_skips_and_what_makes_it_run_again(
 
     asked, said = run(path, to="count", progress=progress)
     assert asked == {"make": "run", "count": "run"} and "not asked for" not in "".join(said)
+    assert any(t.startswith("make: starts as") and t.endswith("(its inputs changed: input input)") for t in said)
+    assert any(t.startswith("count: starts as") and t.endswith("(make runs again)") for t in said)
     assert told[-1] == (2, 2), "what comes after the asked step is no part of the run"
     assert run(path)[0] == {"make": "skip", "count": "skip", "tell": "run"}
     made = next((home / "chains" / "t").glob("make-*/data"))
@@ -342,6 +389,18 @@ def test_a_run_its_skips_and_what_makes_it_run_again(
     assert run(path)[0]["make"] == "run"
     path.write_text(path.read_text().replace("'rows', sys", "'ROWS', sys"))
     assert run(path)[0] == {"make": "skip", "count": "skip", "tell": "run"}
+
+
+def test_where_a_profile_listens_makes_no_step_run_again(own_home: Path) -> None:
+    loaded = config.load()
+    chain = runner.load_chain("asset:demo")
+
+    def opened(**changes: Any) -> runner.ChainRun:
+        tiny = replace(loaded.profiles["tiny"], **changes)
+        return runner.open_run(replace(loaded, profiles={**loaded.profiles, "tiny": tiny}), chain)
+
+    assert opened(port=41499, host="0.0.0.0").prints == opened().prints
+    assert not set(opened(args=("--x",)).prints.values()) & set(opened().prints.values())
 
 
 def test_a_gate_on_the_real_result_stops_the_chain(
