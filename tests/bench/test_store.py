@@ -104,6 +104,20 @@ def test_tokens_of_a_chunk_share_its_gap() -> None:
     assert found["tokens_per_chunk.v1", "value"] == pytest.approx(7 / 3)
 
 
+def test_the_peak_is_that_of_any_second_and_never_below_the_mean() -> None:
+    def figures(*records: RequestRecord) -> tuple[float, float]:
+        found = {m.name: m.value for m in summarize(records)}
+        return found["peak_output_throughput.v2"], found["output_throughput.v1"]
+
+    # 10 tokens from 0.55 to 1.45 s: in two of the run's whole seconds, but in one second
+    assert figures(record(0, ttft_ms=550, gap_ms=100, n=10))[0] == 10
+    assert figures(record(0, n=5)) == (pytest.approx(5 / 0.13), pytest.approx(5 / 0.13))  # all of a short run
+    # a token exactly a second later is in the next second
+    assert figures(record(0, ttft_ms=0, gap_ms=1000, n=4))[0] == pytest.approx(4 / 3)
+    many = replace(record(0, ttft_ms=0, gap_ms=500, n=5), tokens=array("i", [1, 0, 7, 2, 1]), output_tokens=11)
+    assert figures(many, record(1, ttft_ms=1200, gap_ms=2000, n=2))[0] == 10  # 7 + 2 of one, 1 of the other
+
+
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_few_tokens_at_one_moment_have_no_speed(n: int) -> None:
     """All tokens of a request in one read: no gap was seen, and none is made up."""

@@ -189,6 +189,8 @@ def k2tui(load: Load, url: str, work: Path, opt: Options, engine: str = "auto") 
     with contextlib.closing(sqlite3.connect(work / "k2tui.db")) as db:
         asked = "SELECT value FROM metric WHERE run_id=? AND name LIKE 'peak_output_throughput.%'"
         run.peak = (db.execute(asked, (row["run_id"],)).fetchone() or [None])[0]
+    if run.peak is not None:  # in a run shorter than a second it is the run's mean; the table asks for tokens in a second
+        run.peak *= min(1.0, row["duration_s"])
     run.ttft_sched["p99"] = row["ttft_sched_p99_ms"]
     run.note = f"lag p99 {row['lag_p99_ms']:.3g} ms, coalesced {100 * (row['coalesced'] or 0):.2f} %"
     return run
