@@ -59,6 +59,7 @@ PRINTED_B = 1 << 20  # a command's printed result is at most this long
 READY_TIMEOUT_S = 7200.0
 LEFT_S = 5.0  # how often the time left is written
 SAY_S = 10.0  # a line of progress this often in a step's first five minutes, then every minute
+_FREE = re.compile(r"free(?::([0-9]{1,5}))?")  # of a parameter port
 
 
 def default_text() -> str:
@@ -328,7 +329,7 @@ class ChainRun:
     def _spec(
         self, step: Step, *, strict: bool = True, port: int | None = None, starts: bool = False
     ) -> JobSpec:
-        """port: what a parameter port = "free" becomes; None: the next free one from the profile's on. starts: it is started now, so
+        """port: what a parameter port = "free" becomes; None: the next free one from the profile's on ("free:N": from N on). starts: it is started now, so
         GPUs that the profile leaves to the start are chosen."""
         known = self._known(step)
         if not step.stage:
@@ -349,9 +350,9 @@ class ChainRun:
         if reason:
             raise K2Error(f"{step.name}: {reason}")
         params = cast("dict[str, Any]", fill({**self.chain.defaults, **step.params}, known, strict=strict))
-        if params.get("port") == "free":
+        if free := _FREE.fullmatch(str(params.get("port"))):
             profile = self.config.get_profile(str(params.get("profile") or ""))
-            params["port"] = port or doctor.free_port(profile.host, profile.port)
+            params["port"] = port or doctor.free_port(profile.host, int(free[1] or profile.port))
         if starts:
             params = settled(self.config, stage.name, params)
         plan = stage.plan(self.config, params)
@@ -566,7 +567,8 @@ class ChainRun:
         if job.state is not JobState.RUNNING or job.spec.stage != spec.stage:
             return False
         port = job.spec.params.get("port")
-        if {**self.chain.defaults, **step.params}.get("port") == "free" and isinstance(port, int):
+        wanted = {**self.chain.defaults, **step.params}.get("port")
+        if _FREE.fullmatch(str(wanted)) and isinstance(port, int):
             spec = self._spec(step, port=port)
         return job.spec.argv == mask_argv(spec.argv)
 

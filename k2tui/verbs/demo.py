@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run the whole pipeline to the final report; with --headless print it",
     )
     parser.add_argument(
-        "--port", type=int, help="port of the tiny server (default: the profile's, or the next free one)"
+        "--port",
+        type=int,
+        help="port of the tiny server, with --pipeline of each (default: the profile's, or the next free one)",
     )
     parser.add_argument("--keep", action="store_true", help="with --headless: leave the server running")
     parser.add_argument(
@@ -159,6 +161,14 @@ def headless(args: argparse.Namespace) -> int:
                 print(f"server stopped: {end.words}")
 
 
+def ports_from(port: int | None) -> list[str]:
+    """Settings of the demo's pipeline: each of its servers on this port, or on the next free one while that is held."""
+    from k2tui.jobs.chain import load_chain
+
+    steps = load_chain("asset:demo").steps if port else ()
+    return [f"{s.name}.port=free:{port}" for s in steps if s.params.get("port") == "free"]
+
+
 def whole(args: argparse.Namespace) -> int:
     """The demo's pipeline as a job, followed to its end; prints the final report."""
     from k2tui import config
@@ -170,7 +180,7 @@ def whole(args: argparse.Namespace) -> int:
 
     check_port(args.port)
     loaded = config.load(args.config)
-    settings = [f"serve.port={args.port}"] if args.port else []
+    settings = [*ports_from(args.port), f"serve.port={args.port}"] if args.port else []
     job_id = submit_stage(loaded, "pipeline", {"file": "asset:demo", "name": "demo", "set": settings})
     if not args.json:
         print(
@@ -235,5 +245,7 @@ def run(args: argparse.Namespace) -> int:
     if args.pipeline:
         from k2tui.orders import submit_stage
 
-        submit_stage(loaded, "pipeline", {"file": "asset:demo", "name": "demo"})
+        submit_stage(
+            loaded, "pipeline", {"file": "asset:demo", "name": "demo", "set": ports_from(args.port)}
+        )
     return show(loaded, is_demo=True)  # says at its end that the server goes on, and how to stop it

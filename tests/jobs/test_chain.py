@@ -403,6 +403,24 @@ def test_where_a_profile_listens_makes_no_step_run_again(own_home: Path) -> None
     assert not set(opened(args=("--x",)).prints.values()) & set(opened().prints.values())
 
 
+def test_each_server_of_the_demos_pipeline_takes_the_given_port(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from k2tui.verbs.demo import ports_from
+
+    held = {41400}
+    monkeypatch.setattr(runner.doctor, "port_owner", lambda host, port: "x" if port in held else "")
+    chain = runner.load_chain("asset:demo")
+    settings = runner.parse_settings(ports_from(41400))
+    assert set(settings) == {"serve", "extract", "serve-untrained", "serve-draft"} and ports_from(None) == []
+
+    def ports() -> set[str]:
+        planned = runner.open_run(config.load(), chain, settings=settings).plan()
+        return {p.argv[p.argv.index("--port") + 1] for p in planned if p.name in settings}
+
+    assert ports() == {"41401"}
+    held.clear()
+    assert ports() == {"41400"}
+
+
 def test_a_gate_on_the_real_result_stops_the_chain(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
