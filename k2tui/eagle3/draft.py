@@ -83,9 +83,11 @@ class DraftConfig:
         try:
             raw = parse_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise K2Error(
-                f"{path}: no such file", "a draft checkpoint is a folder with config.json and safetensors"
-            )
+            inside = sorted(p.parent.name for p in Path(folder).glob("*/config.json"))  # a training's run folder
+            hint = "a draft checkpoint is a folder with config.json and safetensors"
+            if inside:
+                hint = f"drafts inside: {', '.join(inside)}; give {Path(folder) / inside[0]}"
+            raise K2Error(f"{path}: no such file", hint)
         except (OSError, ValueError) as err:
             raise K2Error(f"{path}: cannot be read: {err}", "check the file")
         return DraftConfig.from_dict(raw, str(path))

@@ -220,6 +220,13 @@ def test_a_cut_file_and_a_foreign_config_are_said_in_words(tmp_path: Path) -> No
         load_draft(tmp_path)
     with pytest.raises(K2Error, match="no such file"):
         load_draft(tmp_path / "none")
+    for name in ("draft-first", "draft-best", "draft-last"):
+        export_draft(draft, tmp_path / "run" / name)
+    (tmp_path / "run" / "saves").mkdir()
+    with pytest.raises(K2Error, match="no such file") as caught:
+        load_draft(tmp_path / "run")
+    best = tmp_path / "run" / "draft-best"
+    assert caught.value.hint == f"drafts inside: draft-best, draft-first, draft-last; give {best}"
 
 
 def test_a_failed_export_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
