@@ -62,9 +62,10 @@ def left_over(jobs: Sequence[Job]) -> list[Job]:
 
 
 def shown_servers(jobs: Sequence[Job]) -> list[Job]:
-    """The servers worth showing: all live ones, else the one that ended last, so that a failure or a stop stays in sight."""
+    """The servers worth showing: all live ones, those of tuning trials last; else the one that ended last, so that a failure or a
+    stop stays in sight."""
     servers = server_jobs(jobs)
-    live = [j for j in servers if is_live(j)]
+    live = sorted((j for j in servers if is_live(j)), key=lambda j: "tune" in j.spec.params)
     if live or not servers:
         return live
     return [max(servers, key=lambda j: (j.ended_s or j.spec.submitted_s, j.spec.id))]

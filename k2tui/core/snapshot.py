@@ -30,6 +30,11 @@ class ServerView:
     job: Job | None = None
     log_key: str = ""  # for Backend.log()
 
+    @property
+    def is_trial(self) -> bool:
+        """A tuning run started it for one measurement and stops it soon."""
+        return self.job is not None and "tune" in self.job.spec.params
+
 
 @dataclass(frozen=True, slots=True)
 class StageInfo:

@@ -23,6 +23,7 @@ from k2tui.core.chain_view import StepState
 from k2tui.core.gpu_series import GpuCurves
 from k2tui.core.job import Job, JobState
 from k2tui.core.job_mask import mask_argv
+from k2tui.core.load import State
 from k2tui.core.ports import Backend
 from k2tui.core.snapshot import ServerView, Snapshot, StageInfo
 from k2tui.errors import K2Error
@@ -57,6 +58,10 @@ DEFAULT_STAGES = (
 ALWAYS_SHOWN = ("serve", "bench", "extract", "train", "pipeline")  # as buttons, even on 80 columns
 SHORT_TITLES = {"serve": "Start", "bench": "Bench", "prepare": "Prep", "extract": "Extract", "train": "Train", "evaluate": "Eval", "pipeline": "Pipeline"}
 BRIEF_TITLES = {"pipeline": "All"}  # on 80 columns
+
+
+def _answers(server: ServerView) -> bool:
+    return server.http is not None and bool(server.http.model_path) and server.load.state in (State.READY, State.DEGRADED)
 
 
 def _screen(name: str) -> Callable[[], Screen[Any]]:
@@ -354,10 +359,9 @@ class Dashboard(QuietApp):
         return out
 
     def _living_server(self) -> ServerView | None:
+        """The server shown, when it is ours and lives: no other is stopped than the one that the user sees."""
         server = self.view.server
-        if server is not None and server.job is not None and not server.job.state.is_final:
-            return server
-        return next((s for s in self.snap.servers if s.job is not None and not s.job.state.is_final), None)
+        return server if server is not None and server.job is not None and not server.job.state.is_final else None
 
     def on_lines_pressed(self, event: Lines.Pressed) -> None:
         event.stop()
@@ -407,12 +411,14 @@ class Dashboard(QuietApp):
             return
         from k2tui.tui.screens.dialogs import Choice, Field, Launch
 
+        aim = self._aim_of_a_benchmark() if name == "bench" else {}
+
         async def preview(params: Mapping[str, str]) -> Sequence[str]:
-            return await asyncio.to_thread(self.backend.preview, name, params)
+            return await asyncio.to_thread(self.backend.preview, name, {**aim, **params})
 
         def launch(params: Mapping[str, str] | None) -> None:
             if params is not None:
-                self.order(self.backend.submit, name, params, then=begun)
+                self.order(self.backend.submit, name, {**aim, **params}, then=begun)
 
         def begun(job_id: str) -> None:
             self.say(f"{info.title}: job {job_id}")
@@ -440,12 +446,26 @@ class Dashboard(QuietApp):
                 "seed": ("seed", "the same seed asks the same"),
             }
             fields = [Field(k, labels.get(k, (k, ""))[0], v, labels.get(k, (k, ""))[1]) for k, v in self.settings.bench.items()]
-            form = Launch("Benchmark", preview, fields=[*fields, Field("label", "label", "", "a name for the rows (optional)")], run_label="Run benchmark")
+            form = Launch("Benchmark", preview, fields=[*fields, Field("label", "label", "", "a name for the rows (optional)")], run_label="Run benchmark", note=self._note_of_a_benchmark())
         else:
             note = self._nothing_to_run(first.get("to", "")) if name == "pipeline" else ""
             fields = [Field(n, n, first.get(n, value), hint) for n, value, hint in info.fields]
             form = Launch(info.title, preview, fields=fields, run_label=info.title, note=note)
         self.push_screen(form, launch)
+
+    def _aim_of_a_benchmark(self) -> dict[str, str]:
+        """The address of the server shown, when it answers; {} leaves it to the backend, which takes one that does."""
+        server = self.view.server
+        return {"url": server.http.url} if server is not None and server.http is not None and _answers(server) else {}
+
+    def _note_of_a_benchmark(self) -> str:
+        """What there is to know about the server that a benchmark would ask."""
+        server = self.view.server
+        if server is not None and server.is_trial:
+            return "The server shown is a tuning trial: it will be stopped soon."
+        if server is not None and not _answers(server) and any(_answers(s) for s in self.snap.servers):
+            return "The server shown does not answer: this measures another one."
+        return ""
 
     def _nothing_to_run(self, to: str) -> str:
         """Words for a pipeline whose steps (up to `to`) are all done already, "" when some are left."""
@@ -479,9 +499,11 @@ class Dashboard(QuietApp):
     def action_stop_server(self) -> None:
         server = self._living_server()
         if server is None or server.job is None:
-            watched = self.view.server
-            if watched is not None and watched.job is None:
+            shown = self.view.server
+            if shown is not None and shown.job is None:
                 self.say("k2tui did not start this server, so it does not stop it", "warning")
+            elif shown is not None and len(self.snap.servers) > 1:
+                self.say(f"{shown.title} has ended already; [ and ] show the other servers", "warning")
             else:
                 self.say("no server of ours is running", "warning")
             return
@@ -493,8 +515,12 @@ class Dashboard(QuietApp):
         if running:
             lines.append(text_line(f"{running:g} requests are being answered now.", "warn"))
         for job in self.snap.jobs:
+            words = ""
             if job.spec.stage == "pipeline" and job.state is JobState.RUNNING:
-                lines.append(text_line(f"A pipeline is running (job {job.spec.id}): a step that needs this server will fail.", "warn"))
+                words = f"A pipeline is running (job {job.spec.id}): a step that needs this server will fail."
+            elif server.is_trial and job.spec.id == server.job.spec.parent and not job.state.is_final:
+                words = f"A tuning run is at work (job {job.spec.id}): its trial on this server will fail."
+            lines += [text_line(part, "warn") for part in wrap(words, min(96, self.size.width * 9 // 10 - 4)) if part]
         self._ask_stop("Stop the server?", lines, [server.job], "stop it")
 
     def action_stop_job(self) -> None:

@@ -59,7 +59,7 @@ class View:
     now_s: float
     history: History = field(default_factory=History)
     glyphs: Glyphs = UNICODE
-    server_key: str = ""  # the server that the user looks at; "" = the newest living one
+    server_key: str = ""  # the server that the user chose to look at; "" = see `server`
     task_id: str = ""  # the task that the user looks at
     gpu_sort: str = ""  # a name of panels.gpus.SORTS
     gpu_index: int = -1  # the GPU that the user looks at; -1 = all of them
@@ -73,15 +73,13 @@ class View:
 
     @property
     def server(self) -> ServerView | None:
-        """The server in focus: the chosen one, else the newest that is not stopped, else the newest."""
-        servers = self.snap.servers
-        for server in servers:
-            if server.key == self.server_key:
-                return server
-        for server in servers:
-            if server.load.state not in (State.STOPPED, State.UNKNOWN):
-                return server
-        return servers[0] if servers else None
+        """The server in focus: the chosen one, else the newest that is not stopped, else the newest; one of a tuning trial only when
+        there is no other."""
+        return min(
+            self.snap.servers,
+            key=lambda s: (s.key != self.server_key, s.is_trial, s.load.state in (State.STOPPED, State.UNKNOWN)),
+            default=None,
+        )
 
     def state_mark(self, load: LoadView) -> str:
         """A sign beside the word: states are told apart without colour."""

@@ -32,6 +32,12 @@ def test_without_a_living_server_the_one_that_ended_last_is_shown() -> None:
     assert [j.spec.id for j in shown_servers(lost)] == ["3"]
 
 
+def test_servers_of_tuning_trials_come_last() -> None:
+    own, trial = job("1", JobState.RUNNING), job("2", JobState.RUNNING)
+    trial = replace(trial, spec=replace(trial.spec, params={"tune": "t1"}))
+    assert [j.spec.id for j in shown_servers([trial, own])] == ["1", "2"]
+
+
 def test_a_profile_s_url_is_one_that_can_be_reached() -> None:
     loaded = config.load(None)
     tiny = loaded.get_profile("tiny")

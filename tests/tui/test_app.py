@@ -224,7 +224,7 @@ async def test_benchmark_form(make_app: Any) -> None:
         assert not app.backend.orders  # a wrong form does not run
         await shows(pilot, "!concurrency", " requests")  # and shows which field it is
         await pilot.press("ctrl+u", "4", "enter")
-        await until(pilot, lambda: ("submit", "bench", {"concurrency": "4", "num_prompts": "9"}) in app.backend.orders)
+        await until(pilot, lambda: ("submit", "bench", {"url": "http://127.0.0.1:30000", "concurrency": "4", "num_prompts": "9"}) in app.backend.orders)
 
 
 async def test_a_job_that_fails_at_once_says_why(make_app: Any) -> None:
@@ -582,8 +582,55 @@ async def test_two_servers_can_be_chosen(make_app: Any) -> None:
         await shows(pilot, "LOADING", "1 of 2", "ready")
         await pilot.press("right_square_bracket")
         await shows(pilot, "READY", "2 of 2")
-        await pilot.press("S")  # of the two only ours can be stopped
+        await pilot.press("S")  # never another than the one that is shown
+        await until(pilot, lambda: [m[2] for m in app.messages] == ["k2tui did not start this server, so it does not stop it"])
+        assert len(app.screen_stack) == 1
+        await pilot.press("b")
+        await shows(pilot, "--url=http://127.0.0.1:30000")
+        await pilot.press("escape", "left_square_bracket")
+        await shows(pilot, "LOADING", "1 of 2")
+        await pilot.press("b")
+        await shows(pilot, "this measures another one")
+        assert "--url" not in text_of(app)
+        await pilot.press("escape", "S")
         await shows(pilot, "Stop the server?", "serve-01")
+
+
+def _tuning_world(*, has_own: bool = True) -> fake.FakeBackend:
+    """A tuning run at work: the server of its trial is newer than the user's own, and ready too."""
+    spec = JobSpec("trial-01", "serve", "serve tiny", ("x",), kind="server", params={"tune": "t1"}, parent="tune-1")
+    tuner = Job(JobSpec("tune-1", "tune", "tune tiny", ("k2tui",)), JobState.RUNNING)
+
+    def script(now: float) -> Snapshot:
+        snap = fake.scene("serving", now, 124.0)
+        job = Job(spec, JobState.RUNNING, pid=77)
+        (own,) = snap.servers
+        assert own.http is not None
+        http = replace(own.http, url="http://127.0.0.1:31000", served_model_name="on-trial")
+        trial = replace(own, key="trial-01", title="serve tiny", job=job, log_key="trial-01", http=http, load=replace(own.load, url=http.url))
+        return replace(snap, servers=(trial, own) if has_own else (trial,), jobs=(job, tuner, *snap.jobs))
+
+    return fake.FakeBackend(script, clock=lambda: fake.T0)
+
+
+async def test_a_tuning_trial_takes_no_view_from_the_users_own_server(make_app: Any) -> None:
+    async with make_app(backend=_tuning_world()).run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "READY  kimi-k2.5", "on-trial  tuning trial")
+        await pilot.press("b")
+        await shows(pilot, "--url=http://127.0.0.1:30000")
+        assert "stopped soon" not in text_of(pilot.app)
+        await pilot.press("escape", "S")
+        await shows(pilot, "Stop the server?", "serve-01")
+        assert "A tuning run" not in text_of(pilot.app)
+
+
+async def test_a_tuning_trial_is_named_as_one(make_app: Any) -> None:
+    async with make_app(backend=_tuning_world(has_own=False)).run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "READY  on-trial", "tuning trial")
+        await pilot.press("b")
+        await shows(pilot, "--url=http://127.0.0.1:31000", "tuning trial: it will be stopped soon")
+        await pilot.press("escape", "S")
+        await shows(pilot, "Stop the server?", "A tuning run is at work (job tune-1): its trial on this server will")
 
 
 async def test_quit_kills_nothing_and_shift_q_asks(make_app: Any) -> None:

@@ -10,6 +10,7 @@ from k2tui.tui.panels import Panel
 from k2tui.tui.view import STATE_ROLES, View
 
 SHORTEST_S = 0.05
+TRIAL = "tuning trial"  # a server that a tuning run started for one measurement
 
 PHASE_WORDS = {
     Phase.BOOT: "boot",
@@ -239,6 +240,7 @@ def other_line(server: ServerView, view: View, width: int) -> Line:
         [
             Seg(f"{view.state_mark(load)} {load.state.value}", STATE_ROLES[load.state]),
             Seg(f"  {model_name(server)}{shards}", ""),
+            Seg(f"  {TRIAL}" if server.is_trial else "", "warn"),
             Seg(f"  {load.url}", "dim"),
         ],
         [readiness(server)],
@@ -306,8 +308,10 @@ def draw(view: View, width: int, height: int) -> Picture:
     lines += [other_line(s, view, width) for s in others[:spare_for_others]]
     count = len(view.snap.servers)
     place = [s.key for s in view.snap.servers].index(server.key) + 1
-    note = (Seg(f"{place} of {count} ", "dim"), Seg("[ ]", "key")) if count > 1 else ()
-    return Picture(tuple(Row("", x) for x in lines[:height]), note=note)
+    corner: Line = (Seg(f"{place} of {count} ", "dim"), Seg("[ ]", "key")) if count > 1 else ()
+    if server.is_trial:
+        corner = (Seg(f"{TRIAL}{'  ' if corner else ''}", "warn"), *corner)
+    return Picture(tuple(Row("", x) for x in lines[:height]), note=corner)
 
 
 PANEL = Panel(
