@@ -24,8 +24,11 @@ from k2tui.capture.client import Connection
 from k2tui.capture.control import ROUTE
 from k2tui.capture.ids import version_tuple
 from k2tui.capture.site import make_site
+from k2tui.core.load import State
 from k2tui.errors import K2Error, NotReadyError
+from k2tui.jobs.report import report_progress
 from k2tui.lifecycle import free_memory, stop_child
+from k2tui.servers import Follower, Target
 from k2tui.sources.procs import listener
 
 PLUGINS_SINCE = "0.5.11"
@@ -119,11 +122,40 @@ def _die_with_parent() -> None:
 def _wait(
     process: subprocess.Popen[bytes], url: str, root: Path, log_path: Path, start_b: int, limit_s: float
 ) -> None:
+    follower = Follower(Target("", "", log_path, url, process.pid), learns=True)
+    try:
+        _wait_on(process, url, root, log_path, start_b, limit_s, follower)
+    finally:
+        follower.close()
+    report_progress(0, None, "samples", "its server is ready", force=True)
+
+
+def _tell(follower: Follower) -> None:
+    """Tell the job how far the server's start is."""
+    now = time.time()
+    follower.step(now)
+    follower.look(now)
+    follower.join(now, None)
+    load = follower.view(now, None).load
+    words = f": {load.verdict}" if load.state is State.LOADING and load.verdict else ""
+    report_progress(0, None, "samples", f"starting its server{words}")
+
+
+def _wait_on(
+    process: subprocess.Popen[bytes],
+    url: str,
+    root: Path,
+    log_path: Path,
+    start_b: int,
+    limit_s: float,
+    follower: Follower,
+) -> None:
     began = time.monotonic()
     look = f"`k2tui watch {log_path}` says why"
     while True:
         if process.poll() is not None:
             raise NotReadyError(_ended(process, log_path, start_b), look)
+        _tell(follower)
         conn = Connection(url, 5)
         try:
             status: dict[str, Any] = conn.call("GET", ROUTE)

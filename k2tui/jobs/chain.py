@@ -58,7 +58,7 @@ WHOLE_B = 32 << 20  # files up to this size are hashed whole
 PRINTED_B = 1 << 20  # a command's printed result is at most this long
 READY_TIMEOUT_S = 7200.0
 LEFT_S = 5.0  # how often the time left is written
-SAY_S = 10.0  # a line of progress this often in a step's first five minutes, then every minute
+SAY_S = 5.0  # a line of progress this often in a step's first five minutes, then every minute
 _FREE = re.compile(r"free(?::([0-9]{1,5}))?")  # of a parameter port
 
 
@@ -693,7 +693,7 @@ class ChainRun:
             if now - left_said >= LEFT_S:
                 left_said = now
                 self._report_left(self._left_s(step, job))
-            if now - said >= (SAY_S if now - began < 300 else 6 * SAY_S) and job.progress is not None:
+            if now - said >= (SAY_S if now - began < 300 else 12 * SAY_S) and job.progress is not None:
                 said = now
                 self.tell(f"{step.name}: {detail(job, time.time())}")
             if job.state is JobState.ORPHANED:

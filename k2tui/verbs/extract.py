@@ -164,12 +164,14 @@ def _own_server(
     from k2tui import config, doctor, engines, paths
     from k2tui.capture.server import capture_argv, own_server, sglang_version
     from k2tui.errors import UsageError
+    from k2tui.jobs.report import report_progress
     from k2tui.orders import settle
     from k2tui.stages.extract import server_params
     from k2tui.stages.serve import resolve_profile
     from k2tui.verbs.up import check_port, parse_gpus
 
     check_port(args.port)
+    report_progress(0, None, "samples", "checking what its server needs", force=True)
     given = {**vars(args), "gpus": parse_gpus(args.gpus) if args.gpus else None}
     params, loaded = server_params(given), config.load()
     profile = resolve_profile(loaded, params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import socket
 import sys
@@ -53,3 +54,25 @@ def test_a_stranger_on_the_port_is_named(tmp_path: Path) -> None:
         for other in strangers:
             other.shutdown()
             other.server_close()
+
+
+def test_a_job_is_told_how_far_the_start_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K2TUI_JOB_DIR", str(tmp_path))
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{s.getsockname()[1]}"
+    progress = tmp_path / "progress.json"
+    script = f"""if True:
+        import pathlib, time
+        print("Loading safetensors checkpoint shards:  33% Completed | 1/3 [00:01<00:02,  1.52it/s]", flush=True)
+        while "1/3" not in (pathlib.Path({str(progress)!r}).read_text() if pathlib.Path({str(progress)!r}).exists() else ""):
+            time.sleep(0.05)
+        raise SystemExit(3)
+    """
+    argv, log, site = [sys.executable, "-c", script], tmp_path / "log", tmp_path / "site"
+    with (
+        pytest.raises(NotReadyError, match="ended with code 3"),
+        own_server(argv, {}, url, (), tmp_path / "root", log, site, ready_timeout_s=60),
+    ):
+        raise AssertionError("it ends first")
+    assert json.loads(progress.read_text())["note"].startswith("starting its server: shards 1/3")
