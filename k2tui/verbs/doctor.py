@@ -23,9 +23,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"schema": 1, "ok": not bad, "findings": [f.as_json() for f in found]}, ensure_ascii=False, indent=1))
         return 1 if bad else 0
+    from k2tui.plain import mark
     from k2tui.verbs._launch_text import print_findings
 
     print_findings(found)
     if bad:
-        print("A start would fail: see the lines marked as errors.", file=sys.stderr)
+        print(f"A start would fail: see the lines marked {mark(doctor.Severity.ERROR)}.", file=sys.stderr)
     return 1 if bad else 0

@@ -113,5 +113,5 @@ def run(args: argparse.Namespace) -> int:
         if b["ttft_p50_ms"]:
             figures.append(f"TTFT p50 {b['ttft_p50_ms']:.1f} ms")
         told = ", ".join(figures) if b["output_throughput"] else "no figures (nothing completed)"
-        print(f"newest benchmark: {clean(b['label'] or b['run_id'])}: {told}")
+        print(f"newest benchmark: {clean(b['label'] or b['run_id'][-6:])}: {told}")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import os
@@ -488,3 +489,16 @@ def test_status_says_that_the_newest_run_has_no_figures(mock: Any, tmp_path: Pat
         [*K2TUI[:-1], "status"], capture_output=True, text=True, timeout=60, env=environment(tmp_path), cwd=tmp_path
     )  # fmt: skip
     assert "newest benchmark: broken: no figures (nothing completed)" in said.stdout
+
+
+def test_status_names_a_run_without_a_label_as_the_lists_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from k2tui.verbs import status
+
+    run_id = "01KBA7X4P9ZQ3V5N8M2TCDEFGH"
+    bench = {"run_id": run_id, "label": "", "concurrency": 1, "output_throughput": None, "ttft_p50_ms": None}
+    facts = {"servers": [], "jobs": [], "bench_error": None, "bench": bench}
+    monkeypatch.setattr(status, "collect", lambda ask: facts)
+    for is_json, words in ((False, "newest benchmark: CDEFGH: "), (True, run_id)):
+        assert status.run(argparse.Namespace(json=is_json, no_ask=True)) == 0
+        said = capsys.readouterr().out
+        assert words in said and (is_json or run_id not in said)

@@ -81,3 +81,13 @@ def test_a_host_without_an_address_is_not_a_held_port(host: str) -> None:
     assert not [f for f in found if f.check == "port"]
     with pytest.raises(K2Error, match=r"cannot be resolved|not the name"):
         free_port(host, 30000)
+
+
+def test_doctor_names_the_sign_that_it_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from k2tui import cli, doctor
+
+    for utf8, sign in ((True, "✗"), (False, "x")):
+        monkeypatch.setattr("k2tui.plain.use_unicode", lambda utf8=utf8: utf8)
+        monkeypatch.setattr(doctor, "check", lambda *_: [Finding("port", Severity.ERROR, "is held")])
+        assert cli.main(["doctor"]) == 1
+        assert capsys.readouterr().err == f"A start would fail: see the lines marked {sign}.\n"
