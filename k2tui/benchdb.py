@@ -558,11 +558,12 @@ class BenchDb:
             "INSERT OR REPLACE INTO noise VALUES(?,?,?,?,?,?)", (host, workload_fp, metric, value, at_s, n)
         )
 
-    def noise(self, host: str, workload_fp: str, metric: str) -> float | None:
+    def noise(self, host: str, workload_fp: str, metric: str) -> tuple[float, int] | None:
+        """(the floor of set_noise, the pairs it is of)."""
         found = self._query(
-            "SELECT value FROM noise WHERE host=? AND workload_fp=? AND metric=?", (host, workload_fp, metric)
+            "SELECT value, n FROM noise WHERE host=? AND workload_fp=? AND metric=?", (host, workload_fp, metric)
         )
-        return float(found[0][0]) if found else None
+        return (float(found[0][0]), int(found[0][1])) if found else None
 
     # reading
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,10 +22,27 @@ METRICS: Mapping[str, tuple[bool, str, str]] = {
     "tpot_p99": (False, "tpot_p99_ms", "tpot_p99_ci"),
 }
 
+ONE_RUN = 0.10  # what the luck of a single run can do where no noise floor was measured: only more than that is called
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Noise floor of one figure: how far the mean of so many pairs of runs of one and the same server went from 1."""
+
+    value: float
+    pairs: int
+
+    @property
+    def of_one_run(self) -> float:
+        """The same of a single pair: a mean of n is sqrt(n) times calmer."""
+        return self.value * math.sqrt(self.pairs)
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One figure of two settings. base, new: means over repeats. basis: "5 pairs", "3 against 5 runs", "1 run each"."""
+    """One figure of two settings. base, new: means over repeats. basis: "5 pairs", "3 against 5 runs", "1 run each".
+
+    margin: below it nothing is called a difference. is_single: a side has one run only."""
 
     metric: str
     base: float
@@ -31,6 +50,8 @@ class Delta:
     ratio: Estimate
     verdict: Verdict
     basis: str
+    margin: float
+    is_single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +82,10 @@ def compare(
     base: Sequence[BenchRow],
     new: Sequence[BenchRow],
     *,
-    noise: Mapping[str, float] | None = None,
+    noise: Mapping[str, Noise] | None = None,
     least: float = 0.01,
 ) -> list[Comparison]:
-    """Every point of load that either side has, ascending. noise: A/A floor of this host by metric (relative)."""
+    """Every point of load that either side has, ascending. noise: A/A floor of this host by metric."""
     sides: list[dict[tuple[str, float | None, int | None], list[BenchRow]]] = [{}, {}]
     for side, rows in zip(sides, (base, new), strict=True):
         for row in rows:
@@ -83,7 +104,7 @@ def _compare_point(
     title: str,
     base: tuple[BenchRow, ...],
     new: tuple[BenchRow, ...],
-    noise: Mapping[str, float],
+    noise: Mapping[str, Noise],
     least: float,
 ) -> Comparison:
     if not base or not new:
@@ -98,7 +119,7 @@ def _compare_point(
         b = [v for r in new if (v := getattr(r, name))]
         if not a or not b:
             continue
-        deltas.append(_delta(metric, base, new, a, b, interval, more, noise.get(metric, 0.0), least))
+        deltas.append(_delta(metric, base, new, a, b, interval, more, noise.get(metric), least))
     main = next(
         (d for d in deltas if d.metric == ("tok_s_user" if title == "1" else "output_throughput")), None
     )
@@ -131,9 +152,12 @@ def _delta(
     b: Sequence[float],
     interval: str,
     more: bool,
-    noise: float,
+    noise: Noise | None,
     least: float,
 ) -> Delta:
+    is_single = min(len(a), len(b)) == 1
+    floor = (noise.of_one_run if noise else ONE_RUN) if is_single else noise.value if noise else 0.0
+    margin = max(least, floor)
     if len(a) == len(b) >= 2:
         ratio = ratio_of_pairs(a, b)
         basis = f"{len(a)} pairs"
@@ -142,17 +166,14 @@ def _delta(
         basis = f"{len(a)} against {len(b)} runs"
     else:
         ratio = ratio_of_means(_inside(base[0], a[0], interval), _inside(new[0], b[0], interval))
+        basis = "1 run each"
         if len(a) > 1 or len(b) > 1:
             ratio = Estimate(mean(b) / mean(a), None, None, 1)
-        basis = "1 run each"
-    return Delta(
-        metric,
-        mean(a),
-        mean(b),
-        ratio,
-        verdict(ratio, higher_is_better=more, noise=noise, least=least),
-        basis,
-    )
+            basis = f"{len(a)} against {len(b)} runs"
+    said = verdict(ratio, higher_is_better=more, noise=margin)
+    if is_single and said is Verdict.SAME:
+        said = Verdict.UNCLEAR  # the luck from run to run is not in the interval
+    return Delta(metric, mean(a), mean(b), ratio, said, basis, margin, is_single)
 
 
 def _inside(row: BenchRow, value: float, interval: str) -> Estimate:
@@ -229,12 +250,29 @@ def compare_table(found: Sequence[Comparison], width: int = 120) -> str:
     lines = grid(
         [headers[i] for i in keep], [[row[i] for i in keep] for row in body], [right[i] for i in keep]
     )
-    notes = [f" {load_words((*c.new, *c.base)[0])}: {clean(c.why)}" for c in found if c.why]
-    basis = next((d.basis for c in found for d in c.deltas), "")
-    if basis:
-        notes.append(f" {basis}; ≈ same within the noise, ? not enough runs to say, ± 95 % interval")
-    out = [title, *lines, *notes]
-    return "\n".join(fit(line, width) for line in out)
+    notes = [f"{load_words((*c.new, *c.base)[0])}: {clean(c.why)}" for c in found if c.why]
+    deltas = [d for c in found for d in c.deltas]
+    if deltas:
+        notes.append(f"{deltas[0].basis}; {LEGEND}")
+    single = next((d for d in deltas if d.is_single), None)
+    if single is not None:
+        notes.append(single_words(single))
+    notes = [" " + line for note in notes for line in textwrap.wrap(note, max(width - 1, 20))]
+    return "\n".join(fit(line, width) for line in [title, *lines, *notes])
+
+
+LEGEND = (
+    "▲ better, ▼ worse, ≈ the same (within the noise), ? unclear: too few runs, or they differ too much; ± 95 % interval"
+)
+
+
+def single_words(d: Delta) -> str:
+    """What a comparison with a single run on a side cannot know."""
+    which = d.basis if d.basis == "1 run each" else "1 run on one side"
+    return (
+        f"{which}: run-to-run luck is not in the interval; bench run --repeats 3 measures it "
+        f"(until then only more than {100 * d.margin:.3g} % is called)"
+    )
 
 
 def noise_floor(a: Sequence[BenchRow], b: Sequence[BenchRow]) -> list[tuple[str, float, int]]:

@@ -41,9 +41,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def sweep_points(
-    rows: Sequence[BenchRow], baseline: Sequence[BenchRow] = (), *, noise: Mapping[str, float] | None = None
-) -> list[SweepPoint]:
+def sweep_points(rows: Sequence[BenchRow], baseline: Sequence[BenchRow] = ()) -> list[SweepPoint]:
     """Points by ascending load. rows: runs of one setting (repeats allowed); baseline: runs to measure against."""
     by: dict[tuple[str, float | None, int | None], list[BenchRow]] = {}
     for row in rows:
@@ -60,7 +58,7 @@ def sweep_points(
     front = {known[i] for i in pareto([(users[k] or 0.0, means[k] or 0.0) for k in known])}
     deltas: dict[tuple[str, float | None, int | None], dict[str, Delta]] = {}
     if baseline:
-        for c in compare(baseline, rows, noise=noise):
+        for c in compare(baseline, rows):
             if c.new:
                 deltas[load_key(c.new[0])] = {d.metric: d for d in c.deltas}
     return [

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from k2tui.core.chain import Chain, Record, Step
 from k2tui.core.job_text import plain
-from k2tui.core.stats import Estimate, mean_interval, ratio_of_means
+from k2tui.core.stats import EFFECT, Estimate, mean_interval, ratio_of_means
 
 SCHEMA = 1
 ROLES = (
@@ -221,10 +221,12 @@ def _speed_words(outcome: Mapping[str, Any], speed: float, length: float) -> str
     low, high = _num(outcome.get("speedup_lo")), _num(outcome.get("speedup_hi"))
     count = _num(outcome.get("passes")) or 1
     if (low is None or high is None) and count > 1:
-        return f"One user's speed differs within noise: {speed:.2f} times that without a draft, but the {count:.0f} passes differ too much for an interval."
+        return f"Whether one user's speed differs is unclear: {speed:.2f} times that without a draft, but the {count:.0f} passes differ too much for an interval."
     if low is None or high is None:
         return f"One user's speed was {speed:.2f} times that without a draft in a single pass: its spread is not known (repeats = 3 tells it)."
     passes = f"95 % {low:.2f} to {high:.2f}, {count:.0f} passes of one start each"
+    if low <= 1 <= high and (high - low) / 2 > EFFECT:
+        return f"Whether one user's speed differs is unclear: {speed:.2f} times that without a draft, but the passes differ too much to tell ({passes})."
     if low <= 1 <= high:
         return f"One user's speed differs within noise: {speed:.2f} times that without a draft ({passes})."
     words = f"One user's speed is {speed:.2f} times that without a draft ({passes})."

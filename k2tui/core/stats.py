@@ -173,16 +173,22 @@ class Verdict(StrEnum):
     NOT_COMPARABLE = "not comparable"
 
 
-def verdict(ratio: Estimate, *, higher_is_better: bool, noise: float = 0.0, least: float = 0.01) -> Verdict:
+EFFECT = 0.03  # the smallest difference that is asked about, where nobody says another
+
+
+def verdict(
+    ratio: Estimate, *, higher_is_better: bool, noise: float = 0.0, least: float = 0.01, effect: float = EFFECT
+) -> Verdict:
     """What a ratio new/base says.
 
-    A difference is called only if its 95 % interval excludes every ratio within +-max(least, noise) of 1
-    ... or excludes 1 itself and the estimate lies beyond that margin; "same" otherwise. Without an interval (one repeat):
-    unclear, unless the estimate is within the margin.
+    A difference is called only if its 95 % interval excludes 1 and the estimate lies beyond +-max(least, noise). Otherwise it is
+    "same", or unclear where the interval is so wide (half of it above max(effect, noise)) that the effect asked about could hide
+    in it. Without an interval (one repeat): unclear, unless the estimate is within the margin.
     """
     margin = max(least, noise)
     up, down = 1 + margin, 1 - margin
-    if ratio.lo is None or ratio.hi is None:
+    half = ratio.half_width
+    if ratio.lo is None or ratio.hi is None or half is None:
         return Verdict.SAME if down <= ratio.value <= up else Verdict.UNCLEAR
     better = Verdict.FASTER if higher_is_better else Verdict.SLOWER
     worse = Verdict.SLOWER if higher_is_better else Verdict.FASTER
@@ -190,7 +196,7 @@ def verdict(ratio: Estimate, *, higher_is_better: bool, noise: float = 0.0, leas
         return better
     if ratio.hi < 1 and ratio.value < down:
         return worse
-    return Verdict.SAME
+    return Verdict.UNCLEAR if half > max(effect, margin) else Verdict.SAME
 
 
 def knee(points: Iterable[tuple[float, float]], *, gain: float = 0.10) -> float | None:

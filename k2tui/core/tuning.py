@@ -360,7 +360,7 @@ def compare(base: Trial, trial: Trial, space: Space, noise: float = 0.0) -> Verd
     if base.estimate is None or trial.estimate is None or base.estimate.value <= 0:
         return Verdict.NOT_COMPARABLE
     ratio = ratio_of_means(base.estimate, trial.estimate)
-    said = verdict(ratio, higher_is_better=METRICS[space.metric], noise=noise)
+    said = verdict(ratio, higher_is_better=METRICS[space.metric], noise=noise, effect=space.min_effect)
     if said is Verdict.SAME and ratio.half_width is not None and max(ratio.half_width, noise) > space.min_effect:
         return Verdict.UNCLEAR
     return said

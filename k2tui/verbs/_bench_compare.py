@@ -7,7 +7,7 @@ import platform
 
 from k2tui.benchdb import BenchDb, given
 from k2tui.core.bench import BenchRow
-from k2tui.core.bench_compare import METRICS, Comparison, compare
+from k2tui.core.bench_compare import METRICS, Comparison, Noise, compare
 from k2tui.errors import UsageError
 
 
@@ -26,9 +26,9 @@ def load_comparison(args: argparse.Namespace) -> list[Comparison]:
         base, new = side(db, args.base), side(db, args.new)
         if {r.run_id for r in base} & {r.run_id for r in new}:
             raise UsageError(f"{args.base!r} and {args.new!r} mean the same run", "give two runs: k2tui bench list shows their ids")
-        noise: dict[str, float] = {}
+        noise: dict[str, Noise] = {}
         for metric in METRICS:
             found = db.noise(platform.node(), base[0].workload_fp, metric)
             if found is not None:
-                noise[metric] = found
+                noise[metric] = Noise(*found)
         return compare(base, new, noise=noise)

@@ -81,6 +81,9 @@ def test_direction_depends_on_the_metric() -> None:
     assert stats.verdict(up, higher_is_better=True) is Verdict.FASTER
     assert stats.verdict(up, higher_is_better=False) is Verdict.SLOWER
     assert stats.verdict(up, higher_is_better=True, noise=0.15) is Verdict.SAME
+    wide = Estimate(0.82, 0.42, 1.60, 3)
+    assert stats.verdict(wide, higher_is_better=True) is Verdict.UNCLEAR
+    assert stats.verdict(wide, higher_is_better=True, effect=0.7) is Verdict.SAME
     assert stats.verdict(Estimate(1.10), higher_is_better=True) is Verdict.UNCLEAR
 
 

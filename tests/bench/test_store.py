@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from k2tui.benchdb import BenchDb, RunInfo, _pack, _pack_tokens, _unpack, _unpack_tokens, rows
 from k2tui.cli import main
-from k2tui.core.bench_compare import compare, compare_table
+from k2tui.core.bench import BenchRow
+from k2tui.core.bench_compare import Noise, compare, compare_table
 from k2tui.core.bench_import import export_sglang, parse, to_csv
 from k2tui.core.bench_record import RequestRecord, Slo, summarize
 from k2tui.core.bench_sweep import knee_words, sweep_points, sweep_table
@@ -360,6 +361,42 @@ def test_compare_says_why_not(tmp_path: Path) -> None:
         assert " base ● " in compare_table([c], 80) and "   new fast " in compare_table([c], 80)
 
 
+def single(db: BenchDb, value: float, **more: Any) -> BenchRow:
+    """A run of so many tok/s; its interval from inside is +-1 %."""
+    row = db.row(put(db, **more))
+    assert row is not None
+    return replace(row, output_throughput=value, output_throughput_ci=(0.99 * value, 1.01 * value))
+
+
+def test_one_run_each_knows_nothing_of_the_luck_from_run_to_run(tmp_path: Path) -> None:
+    def told(ratio: float, noise: dict[str, Noise] | None = None) -> Verdict:
+        (c,) = compare([single(db, 100)], [single(db, 100 * ratio)], noise=noise)
+        return c.verdict
+
+    with BenchDb(tmp_path / "r.db") as db:
+        assert told(1 - 0.081) is Verdict.UNCLEAR
+        assert told(1.0) is Verdict.UNCLEAR
+        assert told(0.85) is Verdict.SLOWER and told(1.15) is Verdict.FASTER
+        floor = {"output_throughput": Noise(0.03, 4)}  # the mean of four pairs: a single pair's is twice that
+        assert told(1 - 0.081, floor) is Verdict.SLOWER and told(1.05, floor) is Verdict.UNCLEAR
+        found = compare([single(db, 100)], [single(db, 91.9)])
+        words = "1 run each: run-to-run luck is not in the interval; bench run --repeats 3 measures it"
+        assert words in compare_table(found, 200) and "more than 10 % is called" in compare_table(found, 200)
+        found = compare([single(db, 100)], [single(db, v, repeat=k) for k, v in enumerate((90, 91, 92))])
+        assert "? -9.0 %" in compare_table(found, 200) and "1 run on one side: " in compare_table(found, 200)
+
+
+def test_a_large_difference_with_a_wide_interval_is_unclear(tmp_path: Path) -> None:
+    with BenchDb(tmp_path / "r.db") as db:
+        base = [single(db, v, repeat=k) for k, v in enumerate((735, 730, 740))]
+        new = [single(db, v, repeat=k) for k, v in enumerate((499, 300, 700))]
+        (c,) = compare(base, new)
+        assert c.verdict is Verdict.UNCLEAR
+        text = compare_table([c], 200)
+        assert "735 → 500  ? -" in text and "unclear" in text and "run-to-run luck" not in text
+        assert "▲ better, ▼ worse" in text
+
+
 def test_sweep_marks_knee_and_bars(tmp_path: Path) -> None:
     with BenchDb(tmp_path / "r.db") as db:
         found = []
@@ -373,7 +410,7 @@ def test_sweep_marks_knee_and_bars(tmp_path: Path) -> None:
         points = sweep_points(rows_, rows_)
         assert [p.row.concurrency for p in points if p.is_knee] == [4]
         text = sweep_table(rows_, rows_, 100)
-        assert "◆" in text and "█" in text and "≈" in text
+        assert "◆" in text and "█" in text and "? +0.0 %" in text  # one run each
         assert knee_words(rows_).startswith("◆ knee at C=4: ")
         assert knee_words(rows_[:3]) == (
             "no knee: the throughput still grew at C=4, the highest load; a higher --sweep goes on"

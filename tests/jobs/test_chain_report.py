@@ -57,12 +57,16 @@ def test_the_outcome_pairs_the_same_load() -> None:
     ("speeds", "words"),
     [
         (
+            (100.1, 99.9, 101.0),
+            "One user's speed differs within noise: 1.00 times that without a draft (95 % ",
+        ),
+        (
             (110.0, 90.0, 103.0),
-            "One user's speed differs within noise: 1.01 times that without a draft (95 % ",
+            "is unclear: 1.01 times that without a draft, but the passes differ too much to tell (95 % ",
         ),
         (
             (150.0, 60.0, 110.0),
-            "within noise: 1.07 times that without a draft, but the 3 passes differ too much",
+            "is unclear: 1.07 times that without a draft, but the 3 passes differ too much",
         ),
         ((150.0, 151.0, 149.0), "One user's speed is 1.50 times that without a draft (95 % 1.4"),
         ((50.0, 51.0, 49.0), "3 passes of one start each). Here a draft pass costs more than it saves."),

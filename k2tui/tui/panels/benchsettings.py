@@ -74,5 +74,5 @@ PANEL = Panel(
     needs=("bench",),
     order=62,
     selectable=True,
-    help="All settings under the selected run's load and workload, with the difference to the baseline and whether it is real.",
+    help="All settings under the selected run's load and workload, with the difference to the baseline and whether it is real. One run on a side is unclear unless the difference is above 10 %: run-to-run luck is not in its interval.",
 )
