@@ -81,7 +81,13 @@ def detail(job: Job, now_s: float) -> str:
         return plain("; ".join(part for part in (so_far, resumed, p.note) if part))
     if job.state is JobState.RUNNING and p is not None and p.note:  # how much there is to do is not known yet
         return plain(p.note)
-    return plain(job.reason)
+    return ending(job)
+
+
+def ending(job: Job) -> str:
+    """How it ended, and why in the words of its own result: "exit 3: no server answers"."""
+    why = "" if job.state is JobState.SUCCEEDED or not job.result else job.result.get("cause") or job.result.get("error")
+    return plain(f"{job.reason}: {why}" if isinstance(why, str) and why and why not in job.reason else job.reason)
 
 
 def table(jobs: Sequence[Job], now_s: float) -> str:

@@ -345,16 +345,30 @@ def plan_columns(columns: Sequence[Column], cells: int, gap: int = 1) -> list[tu
     return [(i, widths[i]) for i in shown]
 
 
-Cell = str | Seg | Sequence[Seg] | Callable[[int], Sequence[Seg]]
+class Across(NamedTuple):
+    """A cell that takes the room of the columns after it too, up to the column of index `last`; their own cells are not shown."""
+
+    seg: Seg
+    last: int
+
+
+Cell = str | Seg | Across | Sequence[Seg] | Callable[[int], Sequence[Seg]]
 
 
 def table_line(cells: Sequence[Cell], plan: Sequence[tuple[int, int]], columns: Sequence[Column], glyphs: Glyphs) -> Line:
     """One row: each cell is text, a segment, segments, or a function of the width (bars, sparklines)."""
     out: list[Seg] = []
+    covered = -1
     for n, (index, cell_width) in enumerate(plan):
+        if index <= covered:
+            continue
         if n:
             out.append(Seg(" "))
         cell = cells[index]
+        if isinstance(cell, Across):
+            covered = cell.last
+            cell_width = sum(w + 1 for i, w in plan if index <= i <= covered) - 1
+            cell = cell.seg
         if callable(cell):
             out.extend(fit_line(cell(cell_width), cell_width))
         elif isinstance(cell, str):

@@ -168,6 +168,14 @@ def test_a_job_that_does_not_know_its_size_yet_says_what_it_does() -> None:
     )
 
 
+def test_a_failed_job_says_what_its_result_says() -> None:
+    job = Job(JobSpec(id="j1", stage="bench", title="b", argv=("x",)), JobState.FAILED, reason="exit 3")
+    assert detail(job, 1.0) == "exit 3"
+    for key in ("cause", "error"):
+        assert detail(replace(job, result={"ok": False, key: "no \x1b[1mserver"}), 1.0) == "exit 3: no server"
+    assert detail(replace(job, result={"cause": "exit 3"}), 1.0) == "exit 3"
+
+
 waiters = st.builds(
     Waiter,
     job_id=st.text("abcdef", min_size=1, max_size=4),

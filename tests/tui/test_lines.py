@@ -11,6 +11,7 @@ from k2tui.tui import format as fmt
 from k2tui.tui.lines import (
     ASCII,
     UNICODE,
+    Across,
     Column,
     Seg,
     bar,
@@ -111,3 +112,11 @@ def test_buttons_give_way_before_they_shorten() -> None:
     assert text(30) == "  s Start   P Prep   l Log"
     assert text(20) == "  s Start   l Log"
     assert text(14) == "  s Sta   l Lo"
+
+
+def test_a_cell_across_takes_the_room_of_those_after_it() -> None:
+    columns = (Column("a", 2), Column("b", 3, keep=1), Column("c", 4), Column("d", 2))
+    for cells in (14, 10):  # with column b, and without
+        _header, (plain, wide) = table(columns, [("", ["a", "b", "c", "d"]), ("", [Seg("a"), Across(Seg("b to c, long"), 2), "c", "d"])], cells, UNICODE)
+        assert line_width(plain.line) == line_width(wide.line) == cells
+    assert "".join(s.text for s in table(columns, [("", ["a", Across(Seg("b to c, long"), 2), "c", "d"])], 14, UNICODE)[1][0].line) == "a  b to c,… d "

@@ -160,3 +160,22 @@ def test_a_jobs_result_is_told_without_ids() -> None:
     rows = [{"concurrency": c, "output_throughput": 100.0 * c} for c in (1, 4)]
     assert told({"rows": rows, "sweep": sweep, "url": "http://h:1"}) == "C=1 100 tok/s  C=4 400 tok/s"
     assert told({"sweep": sweep, "serve_job": "0k3jd92x-serve", "loss": 1.5, "draft": "/d"}) == "loss 1.50  draft /d"
+
+
+@pytest.mark.parametrize("width", [38, 64, 78, 116, 196])
+def test_a_jobs_row_says_why_there_are_no_figures(width: int) -> None:
+    """In rooms without a column for it too: what a measurement waits for, what a job died of."""
+    from k2tui.core.job import Job, JobSpec, JobState, Progress
+    from k2tui.core.loads import WAITS
+
+    spec = JobSpec("1", "bench", "bench C=1", ("x",))
+    waits = Job(spec, JobState.RUNNING, pid=1, started_s=fake.T0 - 9, progress=Progress(0, None, "points", f"{WAITS} job 0-train (train it)"))
+    died = Job(spec, JobState.FAILED, reason="exit 3", result={"ok": False, "cause": "no server answers"}, progress=Progress(0, None, "points"))
+    some = Job(spec, JobState.RUNNING, pid=1, progress=Progress(12, None, "rows", "asks the server, many at once, for a long while yet"))
+    rows = panels.get("jobs").draw(View(Snapshot(0.0, jobs=(waits, some, died)), fake.T0), width, 9).rows
+    first, second, last = ("".join(s.text for s in row.line) for row in rows)
+    assert "waits for job 0" in first and "0 points" not in first
+    assert "12 rows" in second and (width < 64 or "asks the ser" in second)
+    assert "exit 3: no se" in last
+    if width >= 64:
+        assert "waits for job 0-train (train it)" in first and "exit 3: no server answers" in last

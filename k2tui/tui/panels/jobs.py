@@ -7,8 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from k2tui.core.job import Job, JobState
+from k2tui.core.job_text import ending
+from k2tui.core.loads import WAITS
 from k2tui.tui import format as fmt
-from k2tui.tui.lines import Cell, Column, Glyphs, Line, Picture, Row, Seg, bar, table, text_line
+from k2tui.tui.lines import (
+    Across,
+    Cell,
+    Column,
+    Glyphs,
+    Line,
+    Picture,
+    Row,
+    Seg,
+    bar,
+    line_width,
+    plan_columns,
+    table,
+    text_line,
+)
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
@@ -54,6 +70,7 @@ COLUMNS = (
     Column("what", 12, weight=3, keep=3),
     Column("id", 10, keep=1, limit=28, weight=0.5),
 )
+WHAT = 7  # the column of that phrase
 
 
 def took_s(job: Job, now_s: float) -> float | None:
@@ -85,7 +102,7 @@ def describe(job: Job, now_s: float) -> Seg:
         return Seg(f"waits for {job.waiting_for}{since}", "dim")
     if job.state.is_final:
         if job.reason and job.state is not JobState.SUCCEEDED:
-            return Seg(job.reason, ROLES[job.state])
+            return Seg(ending(job), ROLES[job.state])
         if job.result:
             return Seg(told(job.result), "dim")
         return Seg(job.reason, "dim")
@@ -93,7 +110,8 @@ def describe(job: Job, now_s: float) -> Seg:
         return Seg(job.reason or "its keeper is dead, the work goes on", "warn")
     if job.progress is not None and (job.progress.resumed or job.progress.note):
         resumed = f"resumed from {job.progress.resumed}" if job.progress.resumed else ""
-        return Seg("; ".join(w for w in (resumed, job.progress.note) if w), "dim")
+        note = job.progress.note.replace(WAITS, "waits for", 1)  # the shorter, the more of what it waits for is seen
+        return Seg("; ".join(w for w in (resumed, note) if w), "dim")
     return Seg(f"pid {job.pid}" if job.pid else "", "dim")
 
 
@@ -111,7 +129,8 @@ def _short(value: object) -> str:
     return fmt.count(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-def cells_of(job: Job, view: View) -> Sequence[Cell]:
+def cells_of(job: Job, view: View, room: int) -> Sequence[Cell]:
+    """room: cells of the last phrase. One that says why there are no figures takes the place of those when it is longer."""
     progress, g, role = job.progress, view.glyphs, ROLES[job.state]
     share = None
     words = ""
@@ -121,15 +140,23 @@ def cells_of(job: Job, view: View) -> Sequence[Cell]:
     if job.state is JobState.SUCCEEDED:
         share = 1.0
     shows_bar = share is not None and (not job.state.is_final or job.state is JobState.SUCCEEDED)
+    what = describe(job, view.now_s)
+    says_why = job.state in (JobState.FAILED, JobState.LOST) or (share is None and bool(job.waiting_for or (progress is not None and progress.note)))
+    figures: Cell = (lambda w: bar(share, w, "ok" if job.state is JobState.SUCCEEDED else "bar", g)) if shows_bar else Seg("", "dim")
+    if says_why and not job.state.is_final and progress is not None and not progress.done:
+        words = ""  # "0 points" of nobody knows how many
+    if says_why and not shows_bar and line_width((what,)) > room:
+        so_far = f"{words}  " if words and not job.state.is_final else ""
+        figures = Across(Seg(so_far + what.text, what.role), WHAT)
     return (
         Seg(mark(job.state, g), role),
         Seg(job.spec.title or job.spec.stage, "" if job.state.is_final else "bold"),
         Seg(job.state.value, role),
-        (lambda w: bar(share, w, "ok" if job.state is JobState.SUCCEEDED else "bar", g)) if shows_bar else Seg("", "dim"),
+        figures,
         Seg(words, "dim" if job.state.is_final else ""),
         Seg(fmt.duration(took_s(job, view.now_s), "") if job.state.is_final else fmt.age(took_s(job, view.now_s), "")),
         Seg(fmt.age(left_s(job), ""), "bold"),
-        describe(job, view.now_s),
+        what,
         Seg(job.spec.id, "faint"),
     )
 
@@ -143,7 +170,8 @@ def draw(view: View, width: int, height: int) -> Picture:
     shown = [job for job in ordered(jobs, view.job_sort, view.now_s) if matches(job, view.job_filter)]
     if not shown:
         return Picture((Row("", (Seg("No job has ", "dim"), Seg(view.job_filter, "warn"), Seg(".  "), Seg("/", "key"), Seg(" and Enter shows all.", "dim"))),))
-    rows = [(job.spec.id, cells_of(job, view)) for job in shown]
+    room = dict(plan_columns(COLUMNS, width)).get(WHAT, 0)
+    rows = [(job.spec.id, cells_of(job, view, room)) for job in shown]
     header, lines = table(COLUMNS, rows, width, view.glyphs)
     active = sum(1 for job in jobs if not job.state.is_final)
     note: Line = (Seg(f"{active} running" if active else "none running", "info" if active else "dim"), Seg(f" of {len(jobs)}", "dim"))
