@@ -568,14 +568,14 @@ def changes_of(
         return []
     now = parts.get(name, {})
     words: list[str] = []
-    for key in sorted({*record.parts, *now}):
+    for key in sorted({*record.parts, *now}, key=lambda k: (k.startswith("step "), k)):
         was, new = record.parts.get(key), now.get(key)
         other = key.removeprefix("step ") if key.startswith("step ") else ""
         if was == new or other in again:
             continue
         if other in servers:
             deep = changes_of(other, parts, records, servers)
-            words += [w for w in deep if w not in words] or [f"server {other}"]
+            words += [f"{other}: {w}" for w in deep if w not in words] if deep else [other]
         elif (word := other or _change(key, was, new)) not in words:
             words.append(word)
     return words

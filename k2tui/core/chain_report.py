@@ -146,7 +146,7 @@ def _outcome(chain: Chain, results: Mapping[str, Mapping[str, Any]]) -> dict[str
         "untrained_accept_length": served
         if served is not None
         else _num(train.get("untrained_chain_accept_length")),
-        "untrained_how": "served" if served is not None else "chain drafting along held-out answers",
+        "untrained_how": "served" if served is not None else "chain drafting along the training's held-out answers",
         "expected_accept_length": _num(train.get("expected_accept_length")),
         "expected_untrained": _num(train.get("untrained_accept_length")),
         "chain_accept_length": _num(train.get("chain_accept_length")),
@@ -413,5 +413,5 @@ def markdown(report: Mapping[str, Any], made: str) -> str:
         ]
     )
     if len(curve) > 1:
-        lines += ["", "## Evaluations on held-out samples", "", *_table(curve)]
+        lines += ["", "## Evaluations on the training's held-out samples", "", *_table(curve)]
     return "\n".join(lines) + "\n"

@@ -292,7 +292,7 @@ def test_what_changed_is_named() -> None:
     same = ["--a", "1"], token, "x" * 500
     assert whys("1", 0.1, *same)["t"] == "valid: j"
     told = whys("2", 0.1, *same)
-    assert told["t"] == "its inputs changed: command: --port 1 -> 2" and told["u"] == "t runs again"
+    assert told["t"] == "its inputs changed: s: command: --port 1 -> 2" and told["u"] == "t runs again"
     assert whys("1", 0.2, *same)["t"] == "its inputs changed: lr 0.1 -> 0.2"
     assert whys("1", 0.2, *same, only=["u"])["u"] == "its inputs changed: t"
     told = whys("1", 0.1, ["--a", "2"], "other-secret", "y" * 500)
