@@ -163,6 +163,18 @@ async def test_a_pipeline_that_is_done_says_so_in_its_form(make_app: Any) -> Non
         await shows(pilot, "All 2 steps are done")
 
 
+async def test_run_all_is_offered_once_on_every_panel_of_the_pipeline(make_app: Any) -> None:
+    async with make_app(backend=_pipeline_world(StepState.DONE, StepState.PENDING)).run_test(size=(140, 40)) as pilot:
+        await pilot.press("8")
+        await shows(pilot, "A run all")
+        for panel in ("pipeline", "train", "report"):
+            pilot.app.screen.query_one(f"#panel-{panel}").focus()
+            await until(pilot, lambda panel=panel: pilot.app.screen.focused.id == f"panel-{panel}")
+            pilot.app.screen.draw_keys()
+            await settle(pilot, 0.1)
+            assert text_of(pilot.app).splitlines()[-1].count("A run all") == 1, panel
+
+
 async def test_a_server_is_not_retried_without_asking(make_app: Any) -> None:
     app = make_app(backend=_pipeline_world(server_ended=True))
     async with app.run_test(size=(80, 24)) as pilot:

@@ -88,6 +88,21 @@ def test_the_report_marks_what_is_not_valid() -> None:
         assert f"{glyphs.warn} not valid: C=1, draft: another load ran: job x (y)" in text
 
 
+def test_the_whole_report_can_be_read() -> None:
+    """However low the panel is, the rest is there to scroll to; what is long is wrapped, what is marked is not cut."""
+    load = {"concurrency": 1, "speedup": 0.82, "speedup_lo": 0.42, "speedup_hi": 1.23, "not_valid": {"draft": "another load ran: job x (y)"}}
+    rows = [{**ROW, "concurrency": c} for c in (1, 2, 4, 8, 16)]
+    step = {"step": "bench-draft", "state": "done", "stage": "bench", "figures": {"rows": rows}}
+    report = {"outcome": {"loads": [load], "speedup": 0.82, "accept_length": 1.5}, "steps": [step, {"step": "late", "state": "pending"}]}
+    seen = View(Snapshot(taken_s=0.0, chain=ChainView("t", report=report)), 0.0)
+    for width, height in ((116, 4), (76, 30)):
+        text = text_of("report", width, height, seen)
+        words = " ".join(text.split())
+        assert all(f"C={c}: 80.0 tok/s a user" in words for c in (1, 2, 4, 8, 16)) and words.endswith("late pending")
+        assert "…" not in text or width < 100
+    assert f"{UNICODE.warn} 0.82 (0.42 to 1.23)" in text_of("report", 116, 4, seen)
+
+
 def test_a_training_before_its_first_step_says_what_it_does() -> None:
     doing = "judging the untrained draft: 120/263 samples, 2.0 s left"
     seen = View(Snapshot(taken_s=0.0, training=TrainView("j3", "train", True, total=740, doing=doing)), 0.0)

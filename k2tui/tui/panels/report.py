@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from k2tui.core.chain_report import bad_loads, loads_table, step_words, verdict
-from k2tui.tui.lines import Column, Line, Picture, Row, Seg, fit_line, table, text_line, wrap
+from k2tui.tui.lines import Column, Line, Picture, Row, Seg, fit, fit_line, table, text_line, wrap
+from k2tui.tui.lines import width as text_width
 from k2tui.tui.panels import Panel
 from k2tui.tui.view import View
 
@@ -34,36 +35,33 @@ def draw(view: View, width: int, height: int) -> Picture:
                 ),
             )
         )
-    lines: list[Line] = [text_line(t, "bold") for t in wrap(verdict(report), width, 3, view.glyphs.ellipsis)]
+    lines: list[Line] = [text_line(t, "bold") for t in wrap(verdict(report), width)]
     loads = loads_table(report, view.glyphs.warn)[1:]
     if loads:
         lines.append(text_line("tok/s a user, then in all:", "dim"))
+        columns = [  # a mark before a ratio makes it wider than most
+            c._replace(cells=max(c.cells, *(text_width(row[i]) for row in loads))) for i, c in enumerate(COLUMNS)
+        ]
         header, rows = table(
-            COLUMNS,
+            columns,
             [("", [Seg(c, "warn" if c.startswith(view.glyphs.warn) else "") for c in row]) for row in loads],
             width,
             view.glyphs,
         )
         lines += [header, *(r.line for r in rows)]
     for words in bad_loads(report):
-        lines.append(fit_line([Seg(f"{view.glyphs.warn} not valid: ", "warn"), Seg(words, "warn")], width))
+        lines += [text_line(t, "warn") for t in wrap(f"{view.glyphs.warn} not valid: {words}", width)]
     for step in report.get("steps") or ():
-        done = step.get("state") == "done"
-        lines.append(
-            fit_line(
-                [
-                    Seg(f"{step.get('step', ''):<16}", "" if done else "dim"),
-                    Seg(step_words(step), "" if done else "dim"),
-                ],
-                width,
-            )
-        )
+        role = "" if step.get("state") == "done" else "dim"
+        for n, part in enumerate(wrap(step_words(step), max(1, width - 16))):
+            name = fit(str(step.get("step", "")) if n == 0 else "", 15, ellipsis=view.glyphs.ellipsis)
+            lines.append((Seg(f"{name} ", role), Seg(part, role)))
     words = "whole" if report.get("complete") else "not whole"
     note = (
         Seg(words, "ok" if report.get("complete") else "warn"),
         Seg(f"  {chain.report_path}", "faint") if width > 100 else Seg(""),
     )
-    return Picture(tuple(Row("", x) for x in lines[:height]), None, note)
+    return Picture(tuple(Row("", fit_line(x, width, pad=False)) for x in lines), None, note)
 
 
 PANEL = Panel(
@@ -72,5 +70,5 @@ PANEL = Panel(
     draw,
     needs=("chain",),
     order=47,
-    help="What the pipeline's newest run came to; k2tui pipeline report prints it in full.",
+    help="What the pipeline's newest run came to; arrows scroll, k2tui pipeline report prints it as Markdown.",
 )

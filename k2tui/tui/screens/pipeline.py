@@ -38,8 +38,8 @@ class PipelineScreen(Deck):
 
     def _hints(self) -> list[tuple[str, str, str]]:
         """`A` before what only the widest terminals show."""
-        hints = super()._hints()
-        return [*hints[:2], *self.HINTS, *(h for h in hints[2:] if h not in self.HINTS)]
+        hints = [h for h in super()._hints() if h not in self.HINTS]
+        return [*hints[:2], *self.HINTS, *hints[2:]]
 
     def _train_next(self) -> bool:
         """True while a run goes on whose training is not over."""
