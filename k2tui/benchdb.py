@@ -104,6 +104,12 @@ def _boot_id() -> str:
         return ""
 
 
+def _where(**columns: str) -> tuple[str, list[Any]]:
+    """A condition on the runs, and its values; an empty text asks for nothing."""
+    asked = {k: v for k, v in columns.items() if v}
+    return " AND ".join(["1", *(f"r.{k}=?" for k in asked)]), list(asked.values())
+
+
 def _is_alive(mark: str) -> bool:
     """Whether the process that wrote this mark still runs (on this boot)."""
     pid, _, rest = mark.partition(":")
@@ -603,17 +609,14 @@ class BenchDb:
         include_running: bool = False,
     ) -> list[BenchRow]:
         """Newest first. A run that is still being measured is left out; one whose writer died is there, partial."""
-        where, args = ["1"], list[Any]()
-        if sweep:
-            where.append("r.sweep=?")
-            args.append(sweep)
-        if label:
-            where.append("r.label=?")
-            args.append(label)
-        if tag:
-            where.append("r.tag=?")
-            args.append(tag)
-        return self._rows(" AND ".join(where), args, limit, include_running)
+        where, args = _where(sweep=sweep, label=label, tag=tag)
+        return self._rows(where, args, limit, include_running)
+
+    def count(self, *, label: str = "", tag: str = "") -> int:
+        """How many rows there are without a limit."""
+        where, args = _where(label=label, tag=tag)
+        found = self._query(f"SELECT r.state, r.writer FROM run r WHERE {where}", args)
+        return sum(r["state"] != "running" or not _is_alive(r["writer"] or "") for r in found)
 
     def row(self, run_id: str) -> BenchRow | None:
         found = self._rows("r.id=?", [run_id], 1, True)

@@ -112,7 +112,7 @@ def _compare_point(
     why = difference(base[0], new[0])
     if why:
         return Comparison(title, base, new, why=why)
-    bad = [f for r in (*base, *new) for f in r.flags]
+    bad = [f"{r.run_id[-6:]}: {f}" for r in (*base, *new) for f in r.flags]
     deltas: list[Delta] = []
     for metric, (more, name, interval) in METRICS.items():
         a = [v for r in base if (v := getattr(r, name))]
@@ -212,17 +212,18 @@ def delta_text(d: Delta) -> str:
     return text + (f" ±{100 * half:.1f}" if half is not None else "")
 
 
-def name_of(rows: Sequence[BenchRow]) -> str:
-    return clean(rows[0].label or rows[0].run_id[-6:]) if rows else "–"
+def name_of(rows: Sequence[BenchRow], typed: str = "") -> str:
+    name = (rows[0].label or rows[0].run_id[-6:]) if rows else "–"
+    return clean(f"{name} ({typed})" if typed not in ("", name) else name)
 
 
-def compare_table(found: Sequence[Comparison], width: int = 120) -> str:
-    """The compare view as text."""
+def compare_table(found: Sequence[Comparison], width: int = 120, typed: tuple[str, str] = ("", "")) -> str:
+    """The compare view as text. typed: what the user called the two sides."""
     if not found:
         return "nothing to compare"
     base = next((c.base for c in found if c.base), ())
     new = next((c.new for c in found if c.new), ())
-    title = f" base ● {name_of(base)}   new {name_of(new)}   (figures: base → new)"
+    title = f" base ● {name_of(base, typed[0])}   new {name_of(new, typed[1])}   (figures: base → new)"
     headers = ["C", "out tok/s", "Δ", "tok/s/user", "Δ", "TTFT p50", "Δ", "TPOT p50", "Δ", "verdict"]
     body: list[list[str]] = []
     for c in found:

@@ -179,7 +179,7 @@ def footnotes(rows: Sequence[BenchRow], width: int) -> list[str]:
     out: list[str] = []
     for row in rows:
         if row.flags:
-            name = clean(row.label or row.run_id[-6:])
+            name = clean(f"{row.run_id[-6:]} {row.label}".strip())
             out.append(fit(f"⚠ {name} {load_words(row)}: {'; '.join(map(clean, row.flags))}", width))
     if len(out) > 6:
         out = [*out[:5], f"⚠ … and {len(out) - 5} more runs with flags (k2tui bench show ID)"]

@@ -156,7 +156,7 @@ def _outcome(chain: Chain, results: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 def not_valid(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Why the passes of one load are not to be trusted: "57% of token events shared a read ... (3 of 3 passes)"; "" = all are valid."""
+    """Why the passes of one load are not to be trusted: "57% of the chunks came several at a time ... (3 of 3 passes)"; "" = all are valid."""
     bad = [[str(f) for f in cast("Sequence[Any]", flags)] for r in rows if (flags := r.get("flags"))]
     if not bad:
         return ""

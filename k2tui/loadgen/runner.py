@@ -464,7 +464,10 @@ def validity(engine: Mapping[str, Any], records: Sequence[RequestRecord], point:
         flags.append(f"client lag p99 {lag:.2f} ms is more than 5 % of TPOT")
     coalesced = engine["coalesced"]
     if coalesced is not None and coalesced > 0.05:
-        flags.append(f"{coalesced:.0%} of token events shared a read: their times are bounds")
+        flags.append(
+            f"{coalesced:.0%} of the chunks came several at a time (a busy machine or a slow link), so the times between tokens are "
+            "not exact; repeat it when the machine is quieter"
+        )
     if engine["cpu_fraction"] > 0.8:
         flags.append(f"client CPU {engine['cpu_fraction']:.0%}")
     if engine["steal"] is not None and engine["steal"] > 0.02:

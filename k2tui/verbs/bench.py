@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         actions.add_parser(name, help=words, parents=[measuring])
     list_ = actions.add_parser("list", help="stored runs, newest first")
-    list_.add_argument("--limit", type=int, default=30)
+    list_.add_argument("--limit", type=int, default=30, help="at most so many, the newest (default 30; 0 = all)")
     list_.add_argument("--label", default="", help="only this label")
     list_.add_argument(
         "--sort", default="", help="a column: out, user, ttft, tpot, accept, c, label (default: newest first)"
@@ -224,13 +224,16 @@ def _list(args: argparse.Namespace) -> int:
     from k2tui.core.bench_table import rows_table
 
     with _db(args) as db:
-        rows = db.rows(args.limit, label=args.label, tag=args.tag)
+        rows = db.rows(args.limit if args.limit > 0 else -1, label=args.label, tag=args.tag)
+        total = db.count(label=args.label, tag=args.tag)
     if args.sort:
         rows = _sorted(rows, args.sort)
     if args.json:
-        _print_json({"schema": 1, "runs": [asdict(r) for r in rows]})
+        _print_json({"schema": 1, "runs": [asdict(r) for r in rows], "total": total})
     else:
         print(rows_table(rows, _width()))
+        if len(rows) < total:
+            print(f"the newest {len(rows)} of {total} rows; --limit 0 shows all")
     return 0
 
 
@@ -264,7 +267,7 @@ def _compare(args: argparse.Namespace) -> int:
     if args.json:
         _print_json({"schema": 1, "comparisons": [comparison_dict(c) for c in found]})
     else:
-        print(compare_table(found, _width()))
+        print(compare_table(found, _width(), (args.base, args.new)))
     return 0
 
 

@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from k2tui.benchdb import BenchDb
+from k2tui.core.bench_record import RequestRecord
 from k2tui.loadgen.__main__ import main
+from k2tui.loadgen.engine import Facts
+from k2tui.loadgen.runner import Point, engine_facts, validity
 
 
 def bench(
@@ -142,6 +146,15 @@ def test_kill_in_the_middle_keeps_what_was_measured(mock: Any, tmp_path: Path) -
         assert row.output_throughput and row.output_throughput > 0
         assert "interrupted" in row.flags[0]
         assert not row.is_valid
+
+
+def test_chunks_that_came_several_at_a_time_are_told_in_plain_words() -> None:
+    stamps = array("q", [1, 2, 2, 3])
+    done = RequestRecord(0, 0, 0, 1, 3, output_tokens=4, stamps_ns=stamps, tokens=array("i", [1] * 4), coalesced=1)
+    facts = Facts(engine="epoll", stamps="kernel", t0=0, t1=10, peak_in_flight=1)
+    (flag,) = validity(engine_facts(facts, [done], Point(1), 1), [done], Point(1))
+    assert flag.startswith("25% of the chunks came several at a time (a busy machine or a slow link), ")
+    assert flag.endswith("repeat it when the machine is quieter")
 
 
 def test_progress_and_result_of_a_job(mock: Any, tmp_path: Path) -> None:

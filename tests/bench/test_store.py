@@ -386,6 +386,51 @@ def test_one_run_each_knows_nothing_of_the_luck_from_run_to_run(tmp_path: Path) 
         assert "? -9.0 %" in compare_table(found, 200) and "1 run on one side: " in compare_table(found, 200)
 
 
+def test_rows_of_one_run_are_told_and_the_result_names_what_was_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    db = tmp_path / "r.db"
+    with BenchDb(db) as store:
+        eight, four, again = (put(store, at=1000.0 + k, concurrency=c) for k, c in enumerate((8, 4, 4)))
+        other = put(store, concurrency=8, sweep="T", flags=("late",))
+
+    def compared(a: str, b: str) -> int:
+        return main(["bench", "compare", a, b, "--db", str(db)])
+
+    assert compared(eight[-6:], four[-6:]) == 2
+    told = capsys.readouterr().err
+    assert f"'{eight[-6:]}' and '{four[-6:]}' are rows of one run (C=8 and C=4)" in told
+    assert "the same load of another run" in told
+    assert compared(four[-6:], again) == 2
+    told = capsys.readouterr().err
+    assert "(both C=4)" in told and f"k2tui bench compare {four} {again}" in told
+    assert compared(four, again) == 0
+    assert compared(four, four[-6:]) == 2 and "mean the same row" in capsys.readouterr().err
+    assert compared(eight[-6:], other) == 0
+    out = capsys.readouterr().out
+    assert f" base ● a ({eight[-6:]})   new a ({other}) " in out
+    assert f" C=8: not valid: {other[-6:]}: late" in out
+
+
+def test_the_list_says_how_many_rows_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = tmp_path / "r.db"
+    with BenchDb(db) as store:
+        for k in range(4):
+            put(store, at=1000.0 + k, label="b" if k else "a")
+        store.begin(info(), 2000)  # still being measured: no row yet
+
+        def listed(*words: str) -> str:
+            assert main(["bench", "list", "--db", str(db), *words]) == 0
+            return capsys.readouterr().out
+
+        assert listed("--limit", "3").splitlines()[-1] == "the newest 2 of 4 rows; --limit 0 shows all"
+        assert listed("--limit", "2", "--label", "b").splitlines()[-1] == "the newest 2 of 3 rows; --limit 0 shows all"
+        assert "rows;" not in listed() and "rows;" not in listed("--limit", "0")
+        assert len(json.loads(listed("--limit", "0", "--json"))["runs"]) == 4
+        assert json.loads(listed("--limit", "1", "--label", "a", "--json"))["total"] == 1
+
+
 def test_a_large_difference_with_a_wide_interval_is_unclear(tmp_path: Path) -> None:
     with BenchDb(tmp_path / "r.db") as db:
         base = [single(db, v, repeat=k) for k, v in enumerate((735, 730, 740))]
@@ -417,7 +462,7 @@ def test_sweep_marks_knee_and_bars(tmp_path: Path) -> None:
         )
         assert knee_words(rows_[:2]) == "no knee: it takes three loads to tell one, 2 gave figures"
         by_rate = replace(rows_[0], request_rate=2.0, concurrency=None, flags=("late",))
-        assert "⚠ s 2 req/s: late" in sweep_table([by_rate]) and "C=" not in sweep_table([by_rate])
+        assert f"⚠ {by_rate.run_id[-6:]} s 2 req/s: late" in sweep_table([by_rate]) and "C=" not in sweep_table([by_rate])
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
