@@ -30,7 +30,7 @@ from k2tui.core.snapshot import Notice, ServerView, Snapshot, StageInfo
 from k2tui.errors import K2Error, NotReadyError, UsageError
 from k2tui.jobs import folder
 from k2tui.notify import Notifier
-from k2tui.orders import preview_stage, retry_job, submit_stage
+from k2tui.orders import first_values, newest_made, preview_stage, retry_job, submit_stage
 from k2tui.plans import open_plan
 from k2tui.servers import Follower, Target, target_of
 from k2tui.sources.gpuhistory import GpuHistory, read_curves
@@ -122,6 +122,7 @@ class Monitor:
         self._notifier = Notifier(config.notify, write=self._alert, on_error=lambda text: self._note("warning", text, key="notify"))
         self._errors: dict[str, str] = {}
         self._stages: tuple[StageInfo, ...] = ()
+        self._made: tuple[Job | None, Job | None] = (None, None)  # the newest extraction and training that succeeded
         self._chain_file = "asset:demo" if is_demo else ""
         self._chain_reader: ChainReader | None = None
         self._chain: ChainView | None = None
@@ -138,7 +139,7 @@ class Monitor:
 
     def start(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
-        self._stages = self._stage_infos()
+        self._stages = self._stage_infos({})
         if self._replay is not None:
             self._replay.start()
         self._nvml.start(self._gpu_sampled)
@@ -240,6 +241,9 @@ class Monitor:
             self._errors.pop("jobs", None)
         except K2Error as err:
             self._note("error", err.message, key="jobs")
+        made = newest_made(self._jobs, "extract"), newest_made(self._jobs, "train")
+        if made != self._made:
+            self._made, self._stages = made, self._stage_infos(first_values(*made))
         wanted = self._targets()
         self._wanted = [t.key for t in wanted]
         keys = {t.key for t in wanted}
@@ -391,11 +395,13 @@ class Monitor:
         is_running = seen.now is not None and any(j.spec.id == seen.job_id and is_live(j) for j in self._jobs)
         self._tune = seen if is_running or seen.now is None else replace(seen, now=None)
 
-    def _stage_infos(self) -> tuple[StageInfo, ...]:
+    def _stage_infos(self, first: Mapping[str, Mapping[str, str]]) -> tuple[StageInfo, ...]:
+        """first: by stage and parameter, what a form begins with in place of the stage's own value."""
         found: list[StageInfo] = []
         for name in stages.names():
             stage = stages.get(name)
-            found.append(StageInfo(stage.name, stage.title, stage.key, stage.unavailable(self._config), stage.help, stage.fields, stage.resumes))
+            fields = tuple((n, first.get(name, {}).get(n, value), hint) for n, value, hint in stage.fields)
+            found.append(StageInfo(stage.name, stage.title, stage.key, stage.unavailable(self._config), stage.help, fields, stage.resumes))
         return tuple(found)
 
     # ---- the door's orders

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from k2tui import stages
 from k2tui.config import Config, Profile
-from k2tui.core.job import JobSpec
+from k2tui.core.job import Job, JobSpec, JobState
 from k2tui.core.job_mask import mask_argv
 from k2tui.errors import K2Error
 from k2tui.jobs import folder
@@ -97,6 +98,34 @@ def retry_job(job_id: str, *, exact: bool = False) -> str:
 def resumes(spec: JobSpec) -> str:
     """What a retry of this job goes on after, in words; "" when it begins from nothing."""
     return stages.get(spec.stage).resumes if spec.params and spec.stage in stages.names() else ""
+
+
+def newest_made(jobs: Sequence[Job], stage: str) -> Job | None:
+    """The newest job of that stage that succeeded. jobs: newest first."""
+    return next((j for j in jobs if j.spec.stage == stage and j.state is JobState.SUCCEEDED), None)
+
+
+def first_values(extraction: Job | None, training: Job | None) -> dict[str, dict[str, str]]:
+    """What the forms of train and evaluate begin with, by stage and parameter: what these jobs made, as far as it is still there."""
+    states = _there(extraction, "out")
+    out: dict[str, dict[str, str]] = {"train": {"states": states}, "evaluate": {"states": states}}
+    if training is not None:
+        used, argv = _there(training, "states"), training.spec.argv
+        target = _there(training, "target", argv[argv.index("--target") + 1]) if "--target" in argv[:-1] else ""
+        folder_ = _there(training, "out")
+        draft = (training.result or {}).get("draft") or (folder_ and f"{folder_}/draft-best")
+        out["evaluate"] = {"draft": _there(training, "draft", draft), "target": target, "states": _there(training, "eval_states") or used}
+        out["train"] = {"states": states or used, "target": target if states in ("", used) else ""}
+    return {stage: {k: v for k, v in values.items() if v} for stage, values in out.items()}
+
+
+def _there(job: Job | None, name: str, value: object = None) -> str:
+    """That parameter of a job (or `value`) as a whole path; "" when there is none or nothing lies there."""
+    given = str((value or job.spec.params.get(name) or "") if job is not None else "")
+    if job is None or not given or given.startswith("asset:"):
+        return given
+    path = Path(job.spec.cwd, Path(given).expanduser())
+    return str(path) if path.exists() else ""
 
 
 def preview_stage(config: Config, stage_name: str, params: Mapping[str, Any]) -> list[str]:

@@ -62,7 +62,11 @@ STAGE = Stage(
     title="Evaluate the draft",
     help="expected accept length on held-out states, or accept length and speed on the running server",
     order=60,
-    fields=(("draft", "", "folder of the draft"), ("states", "states", "held-out states")),
+    fields=(
+        ("draft", "", "folder of the draft"),
+        ("target", "", "folder of the target model; empty = the profile's"),
+        ("states", "states", "held-out states"),
+    ),
     plan=_plan,
     key="",
 )

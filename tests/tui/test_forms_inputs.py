@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from k2tui import config, stages
+from k2tui.core.job import Job, JobSpec, JobState
 from k2tui.errors import K2Error
 from k2tui.monitor import Monitor
 
@@ -34,6 +36,40 @@ def test_train_and_evaluate_say_which_folder_is_missing(monitor: Monitor, tmp_pa
     assert "k2tui.eagle3.score" in monitor.preview(
         "evaluate", {"states": "states", "draft": "draft"}
     )  # needs no server
+
+
+def _done(job_id: str, stage: str, cwd: Path, *argv: str, **params: object) -> Job:
+    return Job(JobSpec(job_id, stage, stage, argv, cwd=str(cwd), params=params), JobState.SUCCEEDED)
+
+
+def test_forms_begin_with_what_the_newest_jobs_made(monitor: Monitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, target = tmp_path / "run", tmp_path / "model"
+    train = _done("2", "train", tmp_path, "python", "--target", str(target), states="run/states", out="run/draft")
+    jobs = [
+        Job(JobSpec("4", "extract", "x", (), params={"out": "/failed"}), JobState.FAILED),
+        train,
+        _done("1", "extract", tmp_path, out="run/states"),
+    ]
+    monkeypatch.setattr("k2tui.monitor.folder.list_jobs", lambda: jobs)
+
+    def fields(stage: str) -> dict[str, str]:
+        monitor._look(0.0)  # pyright: ignore[reportPrivateUsage]
+        found = next(s for s in monitor.snapshot().stages if s.name == stage)
+        return {name: value for name, value, _hint in found.fields}
+
+    assert fields("train") == {"states": "states", "target": "", "out": "draft"}  # nothing lies there
+    assert fields("evaluate") == {"draft": "", "target": "", "states": "states"}
+    for made in (target, run / "states", run / "draft" / "draft-best", run / "newer"):
+        made.mkdir(parents=True)
+    jobs[1] = replace(train, result={})  # another look at the jobs
+    assert fields("train") == {"states": str(run / "states"), "target": str(target), "out": "draft"}
+    assert fields("evaluate") == {"draft": str(run / "draft" / "draft-best"), "target": str(target), "states": str(run / "states")}
+    jobs.insert(0, _done("5", "extract", tmp_path, out=str(run / "newer")))  # of another model, it may be
+    assert fields("train") == {"states": str(run / "newer"), "target": "", "out": "draft"}
+    assert fields("evaluate")["states"] == str(run / "states")
+    (run / "draft" / "draft-last").mkdir()
+    jobs[2] = replace(train, result={"draft": str(run / "draft" / "draft-last")})
+    assert fields("evaluate")["draft"].endswith("draft-last")
 
 
 def test_evaluate_on_prompts_needs_a_server(monitor: Monitor) -> None:
