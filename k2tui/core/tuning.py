@@ -110,6 +110,11 @@ class Trial:
     def estimate(self) -> Estimate | None:
         return mean_interval(self.values) if self.values else None
 
+    @property
+    def mean(self) -> float:
+        """Of its passes; 0 without any."""
+        return mean(self.values) if self.values else 0.0
+
 
 def key_of(setting: Setting) -> str:
     return hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:12]
@@ -254,7 +259,7 @@ def apply(profile: Any, setting: Setting) -> dict[str, Any]:
             if value is not False and value != "":
                 env[name] = "1" if value is True else str(value)
         else:
-            if not hasattr(profile, name):
+            if name not in getattr(profile, "__dataclass_fields__", {}):
                 raise UsageError(
                     f"profiles have no key {name!r}",
                     "knob key = one of a profile's keys, for example speculative_num_steps",
@@ -490,22 +495,19 @@ def gain(space: Space, trials: Sequence[Trial], setting: Setting) -> Estimate | 
     tell a setting from a start: here each start counts as one value. The first start of the setting is left out: it was chosen because
     it was good. The spread is never taken to be less than what the passes alone would give.
     """
-    again = [t for t in trials if t.setting == setting and t.is_again and t.estimate is not None]
-    groups = [[_log_mean(t.values) for t in group] for group in (again, baselines(trials))]
-    if not again or not groups[1]:
+    again = [t for t in trials if t.setting == setting and t.is_again and t.mean > 0]
+    base = [t for t in baselines(trials) if t.mean > 0]
+    if not again or not base:
         return None
+    groups = [[math.log(t.mean) for t in group] for group in (again, base)]
     means, sizes = [mean(g) for g in groups], [len(g) for g in groups]
     ratio, free = means[0] - means[1], sum(sizes) - 2
     if free < 1:
         return Estimate(math.exp(ratio), None, None, sizes[0])
     spread = sum((x - m) ** 2 for g, m in zip(groups, means, strict=True) for x in g) / free
-    inner = [_pass_variance(t.values) for t in (*again, *baselines(trials))]
+    inner = [_pass_variance(t.values) for t in (*again, *base)]
     half = t95(free) * math.sqrt(max(spread, mean(inner)) * sum(1 / n for n in sizes))
     return Estimate(math.exp(ratio), math.exp(ratio - half), math.exp(ratio + half), sizes[0])
-
-
-def _log_mean(values: Sequence[float]) -> float:
-    return math.log(max(mean(values), 1e-300))
 
 
 def _pass_variance(values: Sequence[float]) -> float:
@@ -518,10 +520,10 @@ def _pass_variance(values: Sequence[float]) -> float:
 
 def is_confirmed(space: Space, trials: Sequence[Trial], setting: Setting) -> bool | None:
     """Whether a setting's later starts say what its first said; None: it has to be started again before one can tell."""
-    again = [t for t in trials if t.setting == setting and t.is_again]
+    again = [t for t in trials if t.setting == setting and t.is_again and t.state != "refused"]  # refused: nothing was tried
     if not again:
         return None
-    if any(t.state != "ok" for t in again):
+    if any(t.state != "ok" or t.mean <= 0 for t in again):
         return False
     ratio = gain(space, trials, setting)
     if ratio is None or ratio.lo is None or ratio.hi is None:
@@ -559,13 +561,14 @@ def winner(space: Space, trials: Sequence[Trial]) -> Trial | None:
 
 
 def gain_text(space: Space, trials: Sequence[Trial], setting: Setting) -> str:
-    """How the later starts of a setting compare: "confirmed by 2 more starts: +14.9 ±2.1 %"; "" while it was started once."""
+    """How the later starts of a setting compare: "confirmed by 2 more starts: +14.9 % (95 % +12.8 to +17.0 %)"; "" while it was started once."""
     ratio = gain(space, trials, setting)
     if ratio is None:
         return ""
     confirmed = is_confirmed(space, trials, setting)
     said = "confirmed by" if confirmed else "not confirmed by" if confirmed is False else "so far"
-    return f"{said} {ratio.n} more start{'s' if ratio.n > 1 else ''}: {change_text(ratio)}"
+    span = "" if ratio.lo is None or ratio.hi is None else f" (95 % {100 * (ratio.lo - 1):+.1f} to {100 * (ratio.hi - 1):+.1f} %)"
+    return f"{said} {ratio.n} more start{'s' if ratio.n > 1 else ''}: {100 * (ratio.value - 1):+.1f} %{span}"
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
@@ -578,14 +581,30 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
 
 
 def trial_from_json(raw: Mapping[str, Any]) -> Trial:
-    """Inverse of trial_to_json; fields of a later version are left alone."""
-    return Trial(
+    """Inverse of trial_to_json; fields of a later version are left alone. Raises ValueError, KeyError or TypeError for what no tuner wrote:
+    figures beyond all measure, texts that are no Unicode."""
+    trial = Trial(
         setting=tuple((str(k), str(n), cast("Value", v)) for k, n, v in raw["setting"]), state=str(raw.get("state", "ok")),
-        values=tuple(float(v) for v in raw.get("values") or ()), cause=str(raw.get("cause") or ""), ready_s=raw.get("ready_s"),
-        stop_s=raw.get("stop_s"), accept_length=raw.get("accept_length"), figures=dict(raw.get("figures") or {}),
-        is_again=bool(raw.get("is_again", raw.get("is_control"))), job_id=str(raw.get("job_id") or ""), at_s=float(raw.get("at_s") or 0.0), held_b=int(raw.get("held_b") or 0),
-        again_no=int(raw.get("again_no", raw.get("control_no")) or 0), pass_s=raw.get("pass_s"), took_s=raw.get("took_s"),
+        values=tuple(_figure(v) for v in raw.get("values") or ()), cause=str(raw.get("cause") or ""), ready_s=_maybe(raw.get("ready_s")),
+        stop_s=_maybe(raw.get("stop_s")), accept_length=_maybe(raw.get("accept_length")),
+        figures={str(k): _figure(v) for k, v in dict(raw.get("figures") or {}).items()},
+        is_again=bool(raw.get("is_again", raw.get("is_control"))), job_id=str(raw.get("job_id") or ""), at_s=_figure(raw.get("at_s") or 0.0),
+        held_b=int(_figure(raw.get("held_b") or 0)), again_no=int(_figure(raw.get("again_no", raw.get("control_no")) or 0)),
+        pass_s=_maybe(raw.get("pass_s")), took_s=_maybe(raw.get("took_s")),
     )  # fmt: skip
+    json.dumps(trial_to_json(trial), ensure_ascii=False, allow_nan=False).encode()
+    return trial
+
+
+def _figure(value: Any) -> float:
+    number = float(value)
+    if not 1e-12 <= abs(number) <= 1e15 and number != 0:
+        raise ValueError(f"{number} is no figure that was measured")
+    return number
+
+
+def _maybe(value: Any) -> float | None:
+    return None if value is None else _figure(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -638,7 +657,8 @@ def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
             elif confirmed is not None:
                 said, note = (Verdict.FASTER, "confirmed") if confirmed else (Verdict.UNCLEAR, "not confirmed")
             elif said is Verdict.FASTER and space.confirm:
-                note = "one start"
+                more = sum(t.is_again and t.mean > 0 for t in trials if t.setting == trial.setting)
+                note = f"{more + 1} starts" if more else "one start"
         elif trial.state == "slower":
             said = Verdict.SLOWER
         out.append(Ranked(trial, mark, trial.estimate, ratio, said, note))

@@ -32,6 +32,7 @@ from k2tui.core.tuning import (
     gain_text,
     is_confirmed,
     is_hopeless,
+    key_of,
     longest_pass_s,
     no_baseline,
     planned,
@@ -113,6 +114,7 @@ class Tuner:
             self.profile = settle_gpus(self.profile)
         self._server: str = ""  # job id of the server that runs now
         self._done: dict[str, Trial] = {}
+        self._numbers: dict[str, int] = {}  # the newest later start of each setting
         self._settings = 0  # still to be measured, the one at hand included
         self._began = 0.0  # of the trial at hand
         self._resumed = ""
@@ -127,9 +129,14 @@ class Tuner:
         finally:
             alone.close()
         self._clear_leftovers()
+        known = self.run.trials()
+        self._numbers = {key_of(t.setting): t.again_no for t in sorted(known, key=lambda t: t.again_no) if t.is_again}
+        # a failed baseline and a later start that was only refused are tried again
         done = self._done = {
-            t.key: t for t in self.run.trials() if t.setting != () or t.state == "ok"
-        }  # a failed baseline is tried again
+            t.key: t
+            for t in known
+            if (t.state != "refused" if t.is_again else t.setting != () or t.state == "ok")
+        }
         self._resumed = f"trial {len(done)}" if done else ""
         while todo := planned(self.space, self.profile, {k: t for k, t in done.items() if not t.is_again}):
             self._settings = len(todo)
@@ -152,24 +159,27 @@ class Tuner:
                 )
                 return 1
         self._settings = 0
-        while (best := to_confirm(self.space, list(done.values()))) is not None:
-            self._again(best)
-            self._again(())
-        if since_baseline(done.values()):
-            self._again(())
+        while True:
+            if since_baseline(done.values()):
+                self._again(())
+            best = to_confirm(self.space, list(done.values()))
+            if best is None or self._again(best).state == "refused":  # then the next would be, too
+                break
         self._finish(list(done.values()))
         return 0
 
-    def _keep(self, trial: Trial) -> None:
+    def _keep(self, trial: Trial) -> Trial:
         trial = replace(trial, cause=mask_text(trial.cause))
         self.run.add(trial)
         self._done[trial.key] = trial
         self._say(trial)
+        return trial
 
-    def _again(self, setting: Setting) -> None:
-        """Start and measure a setting once more; () = the profile as it is."""
-        known = sum(t.is_again and t.setting == setting for t in self._done.values())
-        self._keep(self.measure(setting, again_no=known))
+    def _again(self, setting: Setting) -> Trial:
+        """Start and measure a setting once more; () = the profile as it is. Its number is one that no start of it had."""
+        key = key_of(setting)
+        self._numbers[key] = self._numbers.get(key, -1) + 1
+        return self._keep(self.measure(setting, again_no=self._numbers[key]))
 
     def _clear_leftovers(self) -> None:
         """Servers of this run that an earlier, killed tuner left running."""
@@ -458,10 +468,13 @@ def main(argv: list[str] | None = None) -> int:
             f"stopped; what was measured is kept, go on with: k2tui tune resume {run.path.name}", flush=True
         )
         return 130
-    except K2Error as err:
+    except (K2Error, OSError) as err:
         tuner.abort()
-        print(f"k2tui tune: {err.message}\n  {err.hint}", file=sys.stderr)
-        return err.exit_code
+        if isinstance(err, K2Error):
+            print(f"k2tui tune: {err.message}\n  {err.hint}", file=sys.stderr)
+            return err.exit_code
+        print(f"k2tui tune: {err}\n  what was measured is kept, go on with: k2tui tune resume {run.path.name}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from k2tui.core.tuning import Space, Trial, TuneStep, TuneView, parse_space, tri
 from k2tui.errors import UsageError
 from k2tui.files import write_whole
 from k2tui.parsing import ParseError, parse_json, parse_toml
+from k2tui.plain import clean
 from k2tui.regular import read_regular
 
 
@@ -174,7 +176,8 @@ class TuneFolder:
         """Say what is done now, for readers; None: nothing any more."""
         path = self.path / "now.json"
         if step is None:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # for readers only: no reason to fail
+                path.unlink(missing_ok=True)
             return
         facts = {
             "setting": [list(s) for s in step.setting], "step": step.step, "since_s": step.since_s, "is_again": step.is_again,
@@ -233,14 +236,30 @@ class TuneFolder:
                     fh.seek(size - 1)
                     if fh.read(1) != b"\n":
                         line = b"\n" + line
-            os.write(fd, line)
-            os.fsync(fd)
+            try:
+                left = memoryview(line)
+                while left:  # a full disk takes a part of it before it says so
+                    left = left[os.write(fd, left) :]
+                os.fsync(fd)
+            except OSError:
+                os.ftruncate(fd, size)
+                raise
         finally:
             os.close(fd)
 
     def no_best(self) -> None:
         """Nothing won: a winner that an earlier end of this run wrote is one no more."""
         (self.path / "best.toml").unlink(missing_ok=True)
+
+    def best(self) -> str:
+        """The winner's profile as text; "" while there is none. Raises UsageError when it cannot be read."""
+        path = self.path / "best.toml"
+        try:
+            return clean(read_regular(path).decode())
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as err:
+            raise UsageError(f"{path}: {getattr(err, 'strerror', None) or err}", "k2tui tune resume writes it anew") from None
 
     def write_best(self, name: str, base: str, changes: Sequence[tuple[str, str]], note: str) -> Path:
         """best.toml: the winner as a profile that inherits the start profile. changes: (key, TOML value)."""

@@ -62,7 +62,7 @@ def _facts(run: Any) -> dict[str, Any]:
     best = winner(space, trials)
     return {
         "schema": 1, "run": run.path.name, "folder": str(run.path), "profile": space.profile, "metric": space.metric, "drift": drift(trials),
-        "best": words(best.setting) if best is not None else None,
+        "best": words(best.setting) if best is not None and best.setting else None,
         "confirmed": is_confirmed(space, trials, best.setting) if best is not None and best.setting else None,
         "trials": [{**trial_to_json(t), "words": words(t.setting), "value": t.estimate.value if t.estimate else None} for t in trials],
     }  # fmt: skip
@@ -195,11 +195,11 @@ def run(args: argparse.Namespace) -> int:
         )  # said now, not in a log
         return _start(found, args)
     if args.action == "best":
-        path = found.path / "best.toml"
-        if not path.exists():
+        text = found.best()
+        if not text:
             print(f"k2tui tune: no winner: {_no_winner(found)}", file=sys.stderr)
             return 1
-        print(path.read_text(), end="")
+        print(text, end="")
         return 0
     _show(found, args.json)
     if not args.json and (why := _unfinished(found.path.name, *_tuner_of(found))):

@@ -42,13 +42,13 @@ def one_run(space: Space, machine: Machine, settings: list[Setting]) -> tuple[Se
     known: list[Trial] = []
     for setting in [(), *settings]:
         known.append(machine.trial(space, known, setting))
+    def again(setting: Setting) -> None:
+        known.append(machine.trial(space, known, setting, sum(t.is_again and t.setting == setting for t in known)))
+
+    again(())
     while (best := to_confirm(space, known)) is not None:
-        for setting in (best, ()):
-            known.append(
-                machine.trial(space, known, setting, sum(t.is_again and t.setting == setting for t in known))
-            )
-    if not known[-1].is_again:
-        known.append(machine.trial(space, known, (), 0))
+        again(best)
+        again(())
     best_trial = winner(space, known)
     return best_trial.setting if best_trial is not None else (), len(known) - 1 - len(settings)
 

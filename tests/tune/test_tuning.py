@@ -183,7 +183,7 @@ def test_what_seems_best_is_started_again_until_it_is_told_from_the_baseline() -
         and winner(s, confirmed) is known[2]
     )
     assert next(r for r in ranked(s, confirmed) if r.mark == "best").said == "faster, confirmed"
-    assert gain_text(s, confirmed, b) == "confirmed by 1 more start: +10.3 ±1.0 %"
+    assert gain_text(s, confirmed, b) == "confirmed by 1 more start: +10.3 % (95 % +9.4 to +11.3 %)"
 
 
 def test_starts_that_differ_need_more_of_them_and_not_without_end() -> None:
@@ -199,7 +199,7 @@ def test_starts_that_differ_need_more_of_them_and_not_without_end() -> None:
         "three more starts do not tell it"
     )
     assert is_confirmed(space(confirm=4), wild, a) is None
-    assert gain_text(s, wild, a).startswith("not confirmed by 3 more starts: +9.8 ±")
+    assert gain_text(s, wild, a).startswith("not confirmed by 3 more starts: +9.8 % (95 % -")
     failed = [*known[:2], Trial(a, "failed", cause="x", is_again=True)]
     assert to_confirm(s, failed) is None and winner(s, failed) is known[0]
     many = [
@@ -216,7 +216,7 @@ def test_starts_that_differ_need_more_of_them_and_not_without_end() -> None:
         trial((), 10.1, 10.0, is_again=True),
     ]
     assert is_confirmed(late, quick, a) and gain_text(late, quick, a).startswith(
-        "confirmed by 1 more start: -18.9 ±"
+        "confirmed by 1 more start: -18.9 % (95 % -25.4"
     )
 
 
