@@ -253,27 +253,23 @@ def compare_table(found: Sequence[Comparison], width: int = 120, typed: tuple[st
     )
     notes = [f"{load_words((*c.new, *c.base)[0])}: {clean(c.why)}" for c in found if c.why]
     deltas = [d for c in found for d in c.deltas]
-    if deltas:
-        notes.append(f"{deltas[0].basis}; {LEGEND}")
     single = next((d for d in deltas if d.is_single), None)
-    if single is not None:
-        notes.append(single_words(single))
+    if deltas:
+        notes += [single_words(single), LEGEND] if single is not None else [f"{deltas[0].basis}; {LEGEND}"]
     notes = [" " + line for note in notes for line in textwrap.wrap(note, max(width - 1, 20))]
     return "\n".join(fit(line, width) for line in [title, *lines, *notes])
 
 
-LEGEND = (
-    "▲ better, ▼ worse, ≈ the same (within the noise), ? unclear: too few runs, or they differ too much; ± 95 % interval"
-)
+LEGEND = "▲ better, ▼ worse, ≈ same within the noise, ? unclear: too few or too unlike runs, ± 95 % interval"
 
 
 def single_words(d: Delta) -> str:
     """What a comparison with a single run on a side cannot know."""
     which = d.basis if d.basis == "1 run each" else "1 run on one side"
-    return (
-        f"{which}: run-to-run luck is not in the interval; bench run --repeats 3 measures it "
-        f"(until then only more than {100 * d.margin:.3g} % is called)"
-    )
+    if d.ratio.half_width is None:
+        return f"{which}: nothing tells run-to-run luck; bench run --repeats 3 measures it"
+    words = f"{which}: run-to-run luck is not in the interval; bench run --repeats 3 measures it"
+    return f"{words} (until then only more than {100 * d.margin:.3g} % is called)"
 
 
 def noise_floor(a: Sequence[BenchRow], b: Sequence[BenchRow]) -> list[tuple[str, float, int]]:
