@@ -22,28 +22,19 @@ from k2tui.core.load import State
 from k2tui.core.loads import FLAG
 from k2tui.core.server_jobs import is_live
 from k2tui.core.snapshot import ServerView
-from k2tui.core.tuning import (
-    Setting,
-    Space,
-    Trial,
-    TuneStep,
-    apply,
+from k2tui.core.tuning import Setting, Space, Trial, TuneStep, apply, key_of, words
+from k2tui.core.tuning_plan import planned, time_left, trials_left
+from k2tui.core.tuning_text import gain_text, short
+from k2tui.core.tuning_verdict import (
     drift,
-    gain_text,
     is_confirmed,
     is_hopeless,
-    key_of,
     longest_pass_s,
     no_baseline,
-    planned,
-    short,
     since_baseline,
-    time_left,
     to_confirm,
-    trials_left,
     wants_more,
     winner,
-    words,
 )
 from k2tui.doctor_gpu import settle_gpus
 from k2tui.errors import K2Error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k2tui.core.tuning import Space, Trial, table
+from k2tui.core.tuning import Space, Trial
+from k2tui.core.tuning_text import table
 from k2tui.plain import clean
 
 SETTING, DELTA, READY, ACCEPT, CAUSE = 1, 3, 4, 5, 6  # columns of `table`

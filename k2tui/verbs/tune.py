@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _facts(run: Any) -> dict[str, Any]:
-    from k2tui.core.tuning import drift, is_confirmed, trial_to_json, winner, words
+    from k2tui.core.tuning import trial_to_json, words
+    from k2tui.core.tuning_verdict import drift, is_confirmed, winner
 
     space, trials = run.space, run.trials()
     best = winner(space, trials)
@@ -69,7 +70,9 @@ def _facts(run: Any) -> dict[str, Any]:
 
 
 def _show(run: Any, as_json: bool) -> None:
-    from k2tui.core.tuning import drift, gain_text, is_confirmed, no_baseline, winner, words
+    from k2tui.core.tuning import words
+    from k2tui.core.tuning_text import gain_text
+    from k2tui.core.tuning_verdict import drift, is_confirmed, no_baseline, winner
     from k2tui.tune.text import table_text
 
     if as_json:
@@ -219,7 +222,7 @@ def _refuse(space: Space, args: argparse.Namespace) -> None:
 
 def _no_winner(run: Any) -> str:
     """Why a run has no best.toml."""
-    from k2tui.core.tuning import no_baseline
+    from k2tui.core.tuning_verdict import no_baseline
 
     tuner, jobs = _tuner_of(run)
     if tuner is not None and not tuner.state.is_final:
@@ -257,7 +260,8 @@ def _list(args: argparse.Namespace) -> int:
     """Every run, the newest first: state, when it began, how many trials, the winner."""
     import time
 
-    from k2tui.core.tuning import no_baseline, winner, words
+    from k2tui.core.tuning import words
+    from k2tui.core.tuning_verdict import no_baseline, winner
     from k2tui.jobs import folder
     from k2tui.plain import table as plain_table
     from k2tui.tune.folder import TuneFolder, root
@@ -315,7 +319,8 @@ def _dry(args: argparse.Namespace, space: Any) -> int:
 
     from k2tui import config, engines
     from k2tui.core.job_mask import mask_argv, mask_env
-    from k2tui.core.tuning import apply, planned, words
+    from k2tui.core.tuning import apply, words
+    from k2tui.core.tuning_plan import planned
     from k2tui.tune.check import no_change
     from k2tui.verbs._launch_text import command, room
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from k2tui.core.tuning import Setting, Space, Trial, to_confirm, wants_more, winner
+from k2tui.core.tuning import Setting, Space, Trial
+from k2tui.core.tuning_verdict import to_confirm, wants_more, winner
 
 
 class Machine:

@@ -136,7 +136,7 @@ def test_every_room_is_enough(name: str, run: TuneView | None) -> None:
 
 
 def test_bars_start_at_zero_unless_all_lie_close_together() -> None:
-    from k2tui.core.tuning import ranked
+    from k2tui.core.tuning_verdict import ranked
 
     rows = ranked(Space("p", ()), TRIALS)
     low, high = axis(rows)

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from k2tui import config
-from k2tui.core.tuning import Setting, Trial, gain_text, is_confirmed, trial_to_json, winner
+from k2tui.core.tuning import Setting, Trial, trial_to_json
+from k2tui.core.tuning_text import gain_text
+from k2tui.core.tuning_verdict import is_confirmed, winner
 from k2tui.tune.__main__ import Tuner
 from k2tui.tune.folder import TuneFolder
 

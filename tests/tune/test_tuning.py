@@ -11,35 +11,21 @@ import pytest
 from k2tui import cli, config
 from k2tui.config import Profile
 from k2tui.core.stats import Estimate, Verdict
-from k2tui.core.tuning import (
-    Space,
-    Trial,
-    apply,
-    change_text,
-    combination,
+from k2tui.core.tuning import Space, Trial, apply, key_of, parse_space, trial_from_json, trial_to_json, words
+from k2tui.core.tuning_plan import combination, planned, time_left, trials_left
+from k2tui.core.tuning_text import change_text, gain_text, short, table, value_text
+from k2tui.core.tuning_verdict import (
     compare,
     drift,
-    gain_text,
     is_confirmed,
     is_hopeless,
-    key_of,
     longest_pass_s,
     no_baseline,
-    parse_space,
-    planned,
     ranked,
-    short,
     since_baseline,
-    table,
-    time_left,
     to_confirm,
-    trial_from_json,
-    trial_to_json,
-    trials_left,
-    value_text,
     wants_more,
     winner,
-    words,
 )
 from k2tui.errors import UsageError
 from k2tui.tune.check import context_length, no_change, refuse

@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k2tui.core.stats import Estimate, Verdict
-from k2tui.core.tuning import (
-    Ranked,
-    Trial,
-    TuneStep,
-    TuneView,
-    change_text,
-    drift,
-    gain_text,
-    is_confirmed,
-    no_baseline,
-    ranked,
-    value_text,
-    winner,
-    words,
-)
+from k2tui.core.tuning import Trial, TuneStep, TuneView, words
+from k2tui.core.tuning_text import change_text, gain_text, value_text
+from k2tui.core.tuning_verdict import Ranked, drift, is_confirmed, no_baseline, ranked, winner
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import (
     Cell,
@@ -35,7 +23,7 @@ from k2tui.tui.lines import (
     text_line,
     wrap,
 )
-from k2tui.tui.panels import Panel
+from k2tui.tui.panels import LOOKING, Panel
 from k2tui.tui.view import View
 
 STEPS = {"check": "is checked", "start": "starts", "bench": "is measured", "stop": "stops"}
@@ -156,6 +144,8 @@ def summary(run: TuneView) -> list[tuple[str, str]]:
 
 def draw(view: View, width: int, height: int) -> Picture:
     run, g = view.snap.tune, view.glyphs
+    if run is None and not view.snap.is_whole:
+        return LOOKING
     if run is None:
         return Picture(
             (
@@ -208,7 +198,7 @@ PANEL = Panel(
     "tune",
     "Tuning",
     draw,
-    needs=("tune",),
+    needs=("tune", "is_whole"),
     ticks=True,
     order=70,
     selectable=True,

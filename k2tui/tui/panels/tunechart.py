@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from k2tui.core.tuning import Ranked, ranked, short
+from k2tui.core.tuning_text import short
+from k2tui.core.tuning_verdict import Ranked, ranked
 from k2tui.tui.lines import Glyphs, Line, Picture, Row, Seg, fit, fit_line, line_width, text_line
 from k2tui.tui.panels import Panel
 from k2tui.tui.panels.tune import STATES, figure, middle, sign

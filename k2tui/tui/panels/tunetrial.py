@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from k2tui.core.tuning import Ranked, ranked, short
+from k2tui.core.tuning_text import short
+from k2tui.core.tuning_verdict import Ranked, ranked
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Line, Picture, Row, Seg, fit, fit_line, line_width, text_line, wrap
 from k2tui.tui.panels import Panel

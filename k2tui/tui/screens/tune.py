@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from k2tui.core.tuning import table
+from k2tui.core.tuning_text import table
 from k2tui.tui.screens.deck import Deck, Slot
 from k2tui.tui.view import View
 from k2tui.tui.widgets.rowlist import RowList
