@@ -1,8 +1,6 @@
-"""The tuner's reasoning: a space of settings, which trial comes next, which trial won. Pure; it starts and measures nothing.
+"""A tuning run: its space (read from TOML), what a setting changes of a profile, its trials (read from and written as JSON). Pure.
 
-Search ("one at a time"): the profile as it is; each knob's other values, one at a time; then what helped, together; and the baseline
-again in between, so that drift of the machine shows. "matrix": every combination. At the end what seems best is started again, and the
-baseline beside it: a start has luck of its own, which no number of passes shows.
+Beside it: tuning_plan (which trial next), tuning_verdict (what trials say), tuning_text (how it is told).
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Which trial comes next, how many are left and how long they take. Pure."""
+"""Which trial of a tuning run comes next, how many are left and how long they take. Pure.
+
+Search ("one at a time"): the profile as it is; each knob's other values, one at a time; then what helped, together; and the baseline
+again in between, so that drift of the machine shows. "matrix": every combination. At the end what seems best is started again, and the
+baseline beside it: a start has luck of its own, which no number of passes shows.
+"""
 
 from __future__ import annotations
 
