@@ -117,7 +117,7 @@ class Monitor:
         self._servers: tuple[ServerView, ...] = ()
         self._notices: list[Notice] = []
         self._alerts: list[tuple[int, str]] = []
-        self._is_whole = self._has_looked = False
+        self._is_whole = self._has_read = False
         self._ready: list[str] = []
         self._notifier = Notifier(config.notify, write=self._alert, on_error=lambda text: self._note("warning", text, key="notify"))
         self._errors: dict[str, str] = {}
@@ -223,13 +223,18 @@ class Monitor:
                     self._look(now)
                     last_look = time.monotonic()
                 changed = self._step(now)
-                if not self._is_whole:
+                if not self._is_whole and self._has_read:
                     self._is_whole = all(f.poller is None or f.poller.latest() is not None for f in self._followed.values())
                     changed = changed or self._is_whole
                 if looked:
                     self._notifier.look(self.snapshot(), now)
                 if looked or changed:
                     self._on_change()
+                if not self._has_read:  # screens of their own: they wait until the first one stands, and no longer
+                    self._has_read = True
+                    self._read_tune()
+                    self._read_chain()
+                    self._wake.set()
             except Exception as err:  # the watcher must outlive anything that a log or a file can do
                 self._note("error", f"watching failed: {type(err).__name__}: {err}", key="loop")
             self._wake.wait(_STEP_S)
@@ -270,10 +275,9 @@ class Monitor:
         self._plan.poll()
         self._board = self._plan.linked(self._jobs, self._ready)
         self._read_bench()
-        if self._has_looked:  # screens of their own: they can wait until the first one stands
+        if self._has_read:
             self._read_tune()
             self._read_chain()
-        self._has_looked = True
 
     def _targets(self) -> list[Target]:
         """What is followed: the watched first, then our servers. A job of ours that is watched is one server, not two."""

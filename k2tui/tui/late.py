@@ -40,7 +40,7 @@ class LateBackend:
             real.stop()
 
     def snapshot(self) -> Snapshot:
-        return self._real.snapshot() if self._real is not None else Snapshot(taken_s=time.time())
+        return self._real.snapshot() if self._real is not None else Snapshot(taken_s=time.time(), is_whole=False)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

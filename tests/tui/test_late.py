@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import fake
 import pytest
 
+from k2tui import config
 from k2tui.core.ports import Backend
 from k2tui.errors import NotReadyError
+from k2tui.monitor import Monitor
 from k2tui.tui.late import late
 
 
@@ -17,7 +20,7 @@ def test_every_call_of_a_backend_is_the_real_ones_after_start() -> None:
     backend = late(lambda: real)
     names = [n for n in vars(Backend) if not n.startswith("_")]
     assert len(names) > 15
-    assert not backend.snapshot().servers
+    assert not backend.snapshot().servers and not backend.snapshot().is_whole
     with pytest.raises(NotReadyError):
         backend.set_task("1", status="completed")
     with pytest.raises(NotReadyError):
@@ -35,3 +38,17 @@ def test_stopped_before_it_has_started() -> None:
     backend.stop()
     backend.start(lambda: None)
     assert not backend.snapshot().servers
+
+
+def test_a_snapshot_is_whole_once_the_screens_of_their_own_are_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = Monitor(config.load(None))
+    read: list[tuple[str, bool]] = []
+    whole = threading.Event()
+    for name in ("_read_tune", "_read_chain"):
+        monkeypatch.setattr(monitor, name, lambda name=name: read.append((name, monitor.snapshot().is_whole)))
+    monitor.start(lambda: whole.set() if monitor.snapshot().is_whole else None)
+    try:
+        assert whole.wait(20.0)
+    finally:
+        monitor.stop()
+    assert read[:2] == [("_read_tune", False), ("_read_chain", False)]

@@ -179,3 +179,11 @@ def test_a_jobs_row_says_why_there_are_no_figures(width: int) -> None:
     assert "exit 3: no se" in last
     if width >= 64:
         assert "waits for job 0-train (train it)" in first and "exit 3: no server answers" in last
+
+
+@pytest.mark.parametrize("name", ["server", "jobs", "tune", "pipeline", "train", "report"])
+def test_nothing_is_said_to_be_missing_before_it_was_looked_for(name: str) -> None:
+    for is_whole in (False, True):
+        drawn = panels.get(name).draw(View(Snapshot(0.0, is_whole=is_whole), 0.0), 78, 5)
+        text = "".join(s.text for row in drawn.rows for s in row.line)
+        assert (text == "looking ...") is not is_whole

@@ -10,8 +10,10 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from k2tui.tui.lines import Picture
+from k2tui.tui.lines import Picture, Row, text_line
 from k2tui.tui.view import View
+
+LOOKING = Picture((Row("", text_line("looking ...", "dim")),))  # in place of "there is none", until the snapshot is whole
 
 
 @dataclass(frozen=True)

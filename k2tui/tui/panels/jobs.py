@@ -25,7 +25,7 @@ from k2tui.tui.lines import (
     table,
     text_line,
 )
-from k2tui.tui.panels import Panel
+from k2tui.tui.panels import LOOKING, Panel
 from k2tui.tui.view import View
 
 ROLES = {
@@ -163,6 +163,8 @@ def cells_of(job: Job, view: View, room: int) -> Sequence[Cell]:
 
 def draw(view: View, width: int, height: int) -> Picture:
     jobs = view.snap.jobs
+    if not jobs and not view.snap.is_whole:
+        return LOOKING
     if not jobs:
         return Picture(
             (Row("", text_line("No jobs yet. What you start goes on when you quit or lose the terminal.", "dim")),),
@@ -206,7 +208,7 @@ PANEL = Panel(
     "jobs",
     "Jobs",
     draw,
-    needs=("jobs",), ticks=True,
+    needs=("jobs", "is_whole"), ticks=True,
     order=40,
     selectable=True,
     enter="open_job_log",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from k2tui.core.chain_view import StepState, StepView
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Cell, Column, Glyphs, Picture, Row, Seg, bar, table, text_line
-from k2tui.tui.panels import Panel
+from k2tui.tui.panels import LOOKING, Panel
 from k2tui.tui.view import View
 
 ROLES = {
@@ -59,6 +59,8 @@ def _cells(step: StepView, view: View) -> list[Cell]:
 
 def draw(view: View, width: int, height: int) -> Picture:
     chain = view.snap.chain
+    if chain is None and not view.snap.is_whole:
+        return LOOKING
     if chain is None:
         return Picture(
             (Row("", text_line("No pipeline is known here: k2tui pipeline init writes one.", "dim")),)
@@ -82,7 +84,7 @@ PANEL = Panel(
     "pipeline",
     "Pipeline",
     draw,
-    needs=("chain",),
+    needs=("chain", "is_whole"),
     ticks=True,
     order=45,
     selectable=True,

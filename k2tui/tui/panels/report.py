@@ -5,7 +5,7 @@ from __future__ import annotations
 from k2tui.core.chain_report import bad_loads, loads_table, step_words, verdict
 from k2tui.tui.lines import Column, Line, Picture, Row, Seg, fit, fit_line, table, text_line, wrap
 from k2tui.tui.lines import width as text_width
-from k2tui.tui.panels import Panel
+from k2tui.tui.panels import LOOKING, Panel
 from k2tui.tui.view import View
 
 COLUMNS = (
@@ -23,6 +23,8 @@ COLUMNS = (
 def draw(view: View, width: int, height: int) -> Picture:
     chain = view.snap.chain
     report = chain.report if chain is not None else None
+    if chain is None and not view.snap.is_whole:
+        return LOOKING
     if chain is None or report is None:
         return Picture(
             (
@@ -68,7 +70,7 @@ PANEL = Panel(
     "report",
     "Report",
     draw,
-    needs=("chain",),
+    needs=("chain", "is_whole"),
     order=47,
     help="What the pipeline's newest run came to; arrows scroll, k2tui pipeline report prints it as Markdown.",
 )

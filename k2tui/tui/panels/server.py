@@ -6,7 +6,7 @@ from k2tui.core.load import LoadView, Phase, PhaseSpan, ShardCount, State
 from k2tui.core.snapshot import ServerView
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Line, Picture, Row, Seg, bar, fit, line_width, spark, spread, text_line, wrap
-from k2tui.tui.panels import Panel
+from k2tui.tui.panels import LOOKING, Panel
 from k2tui.tui.view import STATE_ROLES, View
 
 SHORTEST_S = 0.05
@@ -272,7 +272,7 @@ def verdict_lines(server: ServerView, view: View, width: int, height: int) -> li
 def draw(view: View, width: int, height: int) -> Picture:
     server = view.server
     if server is None and not view.snap.is_whole:
-        return Picture((Row("", text_line("looking ...", "dim")),))
+        return LOOKING
     if server is None:
         lines = [
             text_line("No server yet.", "bold"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from k2tui.core.training import TrainView
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import Line, Picture, Row, Seg, bar, chart, fit_line, spread, text_line
-from k2tui.tui.panels import Panel
+from k2tui.tui.panels import LOOKING, Panel
 from k2tui.tui.view import View
 
 
@@ -74,6 +74,8 @@ def _blocks(t: TrainView) -> list[tuple[str, Sequence[float], float | None, int]
 
 def draw(view: View, width: int, height: int) -> Picture:
     t = view.snap.training
+    if t is None and not view.snap.is_whole:
+        return LOOKING
     if t is None:
         return Picture(
             (Row("", text_line("No training yet: the pipeline's train step, or t, starts one.", "dim")),)
@@ -112,7 +114,7 @@ PANEL = Panel(
     "train",
     "Training",
     draw,
-    needs=("training",),
+    needs=("training", "is_whole"),
     ticks=True,
     order=46,
     help="Loss, accuracy of each draft step, expected accept length on held-out samples, speed and time left of the newest training.",
