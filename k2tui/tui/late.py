@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class LateBackend:
     """make() is called by start(), which the app runs off its event loop. Until then the snapshot is empty, and every other
-    call of a Backend raises NotReadyError; afterwards it is the real one's."""
+    call of a Backend raises NotReadyError (watch_* do nothing); afterwards it is the real one's."""
 
     def __init__(self, make: Callable[[], Backend]) -> None:
         self._make = make
@@ -49,6 +49,8 @@ class LateBackend:
             return getattr(self._real, name)
 
         def not_yet(*_args: object, **_kw: object) -> Any:
+            if name.startswith("watch_"):
+                return  # asked by a key, outside of an order: there is nothing to watch yet, and no reason to end
             raise NotReadyError("still starting", "try again in a moment")
 
         return not_yet

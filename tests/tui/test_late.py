@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import fake
 import pytest
@@ -25,6 +27,7 @@ def test_every_call_of_a_backend_is_the_real_ones_after_start() -> None:
         backend.set_task("1", status="completed")
     with pytest.raises(NotReadyError):
         backend.delete_run("x")
+    backend.watch_host_processes(False)
     backend.start(lambda: None)
     for name in set(names) - {"start", "stop", "snapshot"}:
         assert getattr(backend, name) == getattr(real, name), name
@@ -52,3 +55,21 @@ def test_a_snapshot_is_whole_once_the_screens_of_their_own_are_read_too(monkeypa
     finally:
         monitor.stop()
     assert read[:2] == [("_read_tune", False), ("_read_chain", False)]
+
+
+async def test_a_screens_key_before_the_backend_is_there_only_shows_it(make_app: Any) -> None:
+    begun = threading.Event()
+    real = fake.still("serving")
+
+    def make() -> fake.FakeBackend:
+        begun.wait(20.0)
+        return real
+
+    backend: Any = late(make)
+    app = make_app(backend=SimpleNamespace(clock=real.clock))
+    app.backend = backend
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("7")
+        await pilot.pause()
+        assert app.current_mode == "tune" and app.snap.is_whole is False
+        begun.set()
