@@ -273,7 +273,7 @@ def check_seen(seen: Seen) -> Iterator[Finding]:
     elif package and importlib.util.find_spec(package) is None:
         yield Finding("engine", Severity.ERROR, lacks, remedy)
     if profile.engine == "local":
-        yield from _check_own_flags(argv[3:] if argv[1:3] == ["-m", "k2tui.local"] else ["--model-path", profile.model, *argv])
+        yield from _check_own_flags(argv[argv.index("k2tui.local") + 1 :] if "k2tui.local" in argv[:4] else ["--model-path", profile.model, *argv])
     for rule in check_all(_facts(seen, argv, version)):
         yield Finding(rule.check, Severity(rule.severity), rule.evidence, rule.todo, rule.source)
     yield from _check_room(seen)

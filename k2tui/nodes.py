@@ -23,6 +23,7 @@ from typing import Any, cast
 from k2tui.errors import K2Error
 from k2tui.lifecycle import NODE_STOPPED
 from k2tui.parsing import parse_json
+from k2tui.paths import own_module
 
 SSH = (
     "ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
@@ -48,7 +49,7 @@ def remote_argv(host: str, python: str, *words: str) -> list[str]:
         raise K2Error(
             f"node {host!r} is no host name", "as ssh takes it: HOST, USER@HOST or a name of ~/.ssh/config"
         )
-    return [*SSH, "--", host, shlex.join([python, "-m", "k2tui.nodes", *words])]
+    return [*SSH, "--", host, shlex.join([*own_module("k2tui.nodes", python), *words])]
 
 
 def ask(

@@ -6,7 +6,11 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+_SAFE = ("-P",) if hasattr(sys.flags, "safe_path") else ()  # the capture hooks also run in an engine's older Python
 
 
 def _home(env: str, default: str) -> Path:
@@ -69,6 +73,21 @@ def model_path(name: str) -> str:
         shipped = sorted(p.parent.name for p in assets_dir().glob("*/config.json"))
         raise UsageError(f"k2tui ships no model {name!r}", "shipped models: " + ", ".join(f"asset:{n}" for n in shipped))
     return str(folder)
+
+
+def own_module(module: str, python: str = "") -> list[str]:
+    """How a module of k2tui is started: without the working folder on the path, where a random.py would shadow the library's own.
+
+    python: another interpreter that can run k2tui (so it is 3.11 or newer, and has -P). PYTHONPATH stays.
+    """
+    return [python or sys.executable, *_SAFE, "-m", module]
+
+
+def safely(argv: Sequence[str]) -> list[str]:
+    """The command, as `own_module` has it where it starts a module of k2tui with this interpreter; else as it is."""
+    words = list(argv)
+    is_own = words[:2] == [sys.executable, "-m"] and words[2:] and words[2].partition(".")[0] == "k2tui"
+    return [*own_module(words[2]), *words[3:]] if is_own else words
 
 
 def ensure_dir(path: Path) -> Path:

@@ -15,7 +15,6 @@ import os
 import queue
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from k2tui.capture.ring import PinnedRing, Region
+from k2tui.paths import own_module
 from k2tui.states.writer import WriterLimits
 
 log = logging.getLogger("k2tui.capture")
@@ -123,7 +123,7 @@ class WriterLink:
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), package)))
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "k2tui.capture.drain", str(theirs.fileno()), str(self._fd)],
+                [*own_module("k2tui.capture.drain"), str(theirs.fileno()), str(self._fd)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), self._fd),
                 env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},

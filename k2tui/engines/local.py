@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 from k2tui.config import Profile
 from k2tui.core.gpu import visible_gpus
 from k2tui.engines import Engine, LaunchPlan, no_nodes
 from k2tui.errors import UsageError
-from k2tui.paths import model_path
+from k2tui.paths import model_path, own_module
 
 
 def launch(profile: Profile) -> LaunchPlan:
@@ -19,9 +17,7 @@ def launch(profile: Profile) -> LaunchPlan:
         )
     no_nodes(profile)
     argv = [
-        profile.python or sys.executable,
-        "-m",
-        "k2tui.local",
+        *own_module("k2tui.local", profile.python),
         "--model-path",
         model_path(profile.model),
         "--host",

@@ -339,7 +339,7 @@ class ChainRun:
                 id="",
                 stage=step.name,
                 title=step.title or f"{self.chain.name}: {step.name}",
-                argv=tuple(str(a) for a in argv),
+                argv=tuple(paths.safely([str(a) for a in argv])),
                 kind=step.kind or "task",
                 env={"K2TUI_STEP_OUT": str(self.out_of(step.name))},
                 timeout_s=step.timeout_s,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from k2tui.config import Config
 from k2tui.errors import UsageError
 from k2tui.loadgen import options
+from k2tui.paths import own_module
 from k2tui.stages import Stage, StagePlan
 
 # stage parameter -> option of the load generator
@@ -40,14 +40,14 @@ def plan(config: Config, params: Mapping[str, Any]) -> StagePlan:
     values |= {k: v for k, v in params.items() if k in _OPTIONS and v is not None}
     if not values["url"]:
         values["url"] = config.get_profile(str(params.get("profile") or "")).url
-    argv = [sys.executable, "-m", "k2tui.loadgen"]
+    words: list[str] = []
     for key, value in values.items():
-        argv += _flag(key, value)
-    options.check(options.parse(argv[3:], "k2tui bench run"))  # said now, not in a log
+        words += _flag(key, value)
+    options.check(options.parse(words, "k2tui bench run"))  # said now, not in a log
     shown = _words(values.get("request_rate") or values["concurrency"])
     label = str(values.get("label") or "")
     title = f"bench {label} {'rate' if values.get('request_rate') else 'C'}={shown}".replace("  ", " ")
-    return StagePlan(title=title, argv=tuple(argv), env={}, params=values, grace_s=20.0)
+    return StagePlan(title=title, argv=(*own_module("k2tui.loadgen"), *words), env={}, params=values, grace_s=20.0)
 
 
 def _flag(key: str, value: Any) -> list[str]:

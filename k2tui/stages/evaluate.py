@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from k2tui.errors import UsageError
+from k2tui.paths import own_module
 from k2tui.stages import COUNT, Span, Stage, StagePlan, check_numbers
 
 _FLAGS = (
@@ -46,9 +46,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
         values.setdefault("target", profile.model)
         title = f"evaluate {values['draft']}"
     argv = [
-        sys.executable,
-        "-m",
-        "k2tui.eagle3.score",
+        *own_module("k2tui.eagle3.score"),
         *(f"--{k.replace('_', '-')}={v}" for k, v in values.items()),
     ]
     argv += ["--json"] if params.get("json") else []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from k2tui.errors import UsageError
+from k2tui.paths import own_module
 from k2tui.stages import COUNT, PORT, Span, Stage, StagePlan, check_numbers
 from k2tui.stages.serve import resolve_profile
 
@@ -36,9 +36,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
             )
     check_numbers("extract", params, _NUMBERS)
     argv = [
-        sys.executable,
-        "-m",
-        "k2tui",
+        *own_module("k2tui"),
         "extract",
         "--data",
         str(params["data"]),

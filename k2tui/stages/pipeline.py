@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from k2tui.errors import UsageError
+from k2tui.paths import own_module
 from k2tui.stages import Stage, StagePlan
 
 _OWN = ("file", "to", "start", "only", "set", "force", "keep_servers", "name")
@@ -28,7 +28,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
         file = "pipeline.toml"
     if file and not file.startswith("asset:"):
         file = os.path.abspath(os.path.expanduser(file))
-    argv = [sys.executable, "-m", "k2tui", "pipeline", "run", "--here"]
+    argv = [*own_module("k2tui"), "pipeline", "run", "--here"]
     argv += ["--file", file] if file else []
     argv += ["--from", str(params["start"])] if params.get("start") else []
     argv += ["--to", str(params["to"])] if params.get("to") else []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from k2tui.errors import UsageError
+from k2tui.paths import own_module
 from k2tui.stages import COUNT, Span, Stage, StagePlan, check_numbers
 
 _FLAGS = (
@@ -28,7 +28,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
             raise UsageError(f"prepare needs {key}", "prompts = a file or folder of prompts, out = tokenized_data.jsonl")
     check_numbers("prepare", params, _NUMBERS)
     prompts = params["prompts"]
-    argv = [sys.executable, "-m", "k2tui", "prepare", "--out", str(params["out"])]
+    argv = [*own_module("k2tui"), "prepare", "--out", str(params["out"])]
     for path in [prompts] if isinstance(prompts, str) else prompts:
         argv += ["--prompts", str(path)]
     for key in _FLAGS:

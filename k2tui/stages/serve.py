@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from k2tui import engines
 from k2tui.config import parse_gpus, with_secrets
 from k2tui.errors import UsageError
+from k2tui.paths import own_module
 from k2tui.stages import COUNT, PORT, Span, Stage, StagePlan, check_numbers
 
 _OVERRIDES = ("port", "draft", "model", "host", "tp_size", "served_model_name", "node_rank")
@@ -70,7 +70,7 @@ def node_plans(profile: Any, server: str = "") -> list[StagePlan]:
         there = replace(profile, node_rank=rank, python=profile.python or profile.node_python)
         launch = engines.get(profile.engine).launch(there)
         title = f"node {rank} of {profile.name} on {host}"
-        argv = [sys.executable, "-m", "k2tui.nodes", "run", host, "--rank", str(rank), "--python", profile.node_python, "--title", title]
+        argv = [*own_module("k2tui.nodes"), "run", host, "--rank", str(rank), "--python", profile.node_python, "--title", title]
         argv += ["--server", server] if server else []
         for name in sorted(launch.env):
             argv += ["--env", name]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
 from k2tui.core.gpu import visible_gpus
 from k2tui.errors import UsageError
-from k2tui.paths import install_hint
+from k2tui.paths import install_hint, own_module
 from k2tui.stages import COUNT, Span, Stage, StagePlan, check_numbers
 
 _FLAGS = (
@@ -67,11 +66,11 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
         )
     gpus = _gpus(params.get("gpus"))
     ranks = int(params.get("nproc") or len(gpus) or 1)
-    argv = [sys.executable, "-m"]
-    if ranks > 1:
-        argv += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+    argv: list[str] = []
+    if ranks > 1:  # --no-python: torchrun's own start of a module would put the working folder on the path
+        argv = [*own_module("torch.distributed.run"), "--standalone", "--nproc-per-node", str(ranks), "--no-python"]
     argv += [
-        "k2tui.eagle3.train",
+        *own_module("k2tui.eagle3.train"),
         "--states",
         str(params["states"]),
         "--target",

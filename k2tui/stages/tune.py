@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from k2tui.errors import UsageError
+from k2tui.paths import own_module
 from k2tui.stages import Stage, StagePlan
 from k2tui.tune.folder import read_space, space_path
 
@@ -19,7 +19,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
         raise UsageError(
             "tune needs a space file", "docs/tune.md shows one; `k2tui tune run SPACE.toml` does the same"
         )
-    argv = [sys.executable, "-m", "k2tui.tune"]
+    argv = own_module("k2tui.tune")
     if folder:
         argv.append(folder)
         name = folder.rsplit("/", 1)[-1]

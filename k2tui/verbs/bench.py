@@ -171,6 +171,7 @@ def _wait(argv: list[str]) -> int:
     import time
 
     from k2tui.errors import K2Error
+    from k2tui.paths import own_module
 
     got: list[int] = []
     child: list[subprocess.Popen[bytes]] = []
@@ -183,7 +184,7 @@ def _wait(argv: list[str]) -> int:
     before = {s: signal.signal(s, forward) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "k2tui.loadgen", *argv],
+            [*own_module("k2tui.loadgen"), *argv],
             env={**os.environ, "K2TUI_LOADGEN_PARENT": str(os.getpid())},
         )
         child.append(process)

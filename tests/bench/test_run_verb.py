@@ -396,7 +396,7 @@ def test_the_stage_asks_for_nothing_that_the_load_generator_lacks() -> None:
     assert set(stage._OPTIONS) <= {action.dest for action in parser._actions}
     config = replace(Config(), profiles={"p": Profile(name="p", host="::1", port=31499)}, default_profile="p")
     plan = stage.plan(config, {"label": "x", "flush_cache": True})
-    args = parser.parse_args(plan.argv[3:])
+    args = parser.parse_args(plan.argv[plan.argv.index("k2tui.loadgen") + 1 :])
     options.check(args)
     assert (args.url, args.label, args.flush_cache, args.concurrency) == (
         "http://[::1]:31499",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -153,6 +154,67 @@ def test_prompts_of_tokenized_data(tmp_path: Path) -> None:
         online.read_prompts(path, 9)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"text": "a\\ud83d"}', "the prompt's character 2 is half of a pair (\\ud83d)"),
+        (b'{"text": "\xff"}', "not UTF-8 text"),
+        (b"\x00\x01", "not valid JSON"),
+        (b"3", "neither input_ids nor text"),
+        (b'{"input_ids": [1, "x"]}', "input_ids holds 'x'"),
+        (b'{"input_ids": [1, 1e400]}', "input_ids holds 'inf'"),
+        (b'{"input_ids": [-1]}', "input_ids holds '-1'"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_wrong_prompt_is_named_by_its_line(tmp_path: Path, line: bytes, said: str) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_bytes('{"text": "a\u2028b"}\n\n'.encode() + line + b"\n")
+    assert online.read_prompts(path, 1) == [online.Prompt(text="a\u2028b")]
+    with pytest.raises(UsageError) as caught:
+        online.read_prompts(path, 9)
+    assert caught.value.message.startswith(f"{path}:3: {said}")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--limit", "-1"), ("--concurrency", "0"), ("--max-new-tokens", "0"), ("--temperature", "nan"), ("--temperature", "-1"), ("--num-steps", "0"),
+        ("--ttt-length", "0"), ("--chains", "-1"), ("--max-tokens", "0"), ("--url", "http://[::1"), ("--url", "127.0.0.1:3"), ("--url", "ftp://a"),
+        ("--url", "http://"), ("--url", "http://a:99999"), ("--baseline-url", "http://[::1"),
+    ],
+)  # fmt: skip
+def test_a_wrong_flag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
+    (tmp_path / "d.jsonl").write_text('{"text": "x"}\n')
+    url = [] if flag == "--url" else ["--url", "http://127.0.0.1:9"]
+    assert score(["--prompts", str(tmp_path / "d.jsonl"), *url, f"{flag}={value}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"k2tui evaluate: {flag} ") and value in said
+
+
+def test_a_secret_in_the_address_is_never_shown(servers: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "d.jsonl").write_text('{"text": "x"}\n')
+    ask = ["--prompts", str(tmp_path / "d.jsonl"), "--max-new-tokens", "41"]
+    with_user = [s.replace("//", "//u:HUSH@") for s in servers]
+    assert score([*ask, "--url", with_user[0], "--baseline-url", with_user[1], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["url"] == servers[0].replace("//", "//u:***@")
+    assert score([*ask, "--url", with_user[0]]) == 0
+    assert "//u:***@" in (told := capsys.readouterr()).out and "HUSH" not in told.out + told.err
+    for url, code in (
+        (with_user[1], 1), ("http://u:HUSH@127.0.0.1:9/x", 3), ("http://127.0.0.1:9/?token=HUSH", 3), ("http://u:HUSH@[::1", 2), ("ftp://a/?token=HUSH", 2),
+    ):  # fmt: skip
+        assert score([*ask, "--url", url]) == code
+        told = capsys.readouterr()
+        assert "***" in told.err and "HUSH" not in told.out + told.err, told
+    prompt = online.Prompt(text="x")
+    for url, read in (("http://u:HUSH@127.0.0.1:9", lambda *_: None), (with_user[0], lambda *_: {}["x"])):
+        with online._client(url, 5.0) as client, pytest.raises(K2Error) as caught:
+            online._post(client, url, "/generate", {"sampling_params": {"max_new_tokens": 41}, "text": prompt.text}, read, "")  # type: ignore[arg-type]
+        assert "u:***@" in caught.value.message
+    with pytest.raises(K2Error, match=r"u:\*\*\*@"):
+        online._vllm_metrics("http://u:HUSH@127.0.0.1:9")
+
+
 def test_score_offline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from k2tui.eagle3.train import main as train
 
@@ -191,15 +253,8 @@ CONFIG = Config(profiles={"tiny": Profile(name="tiny", model="asset:tiny-target"
 
 def test_stage_argv() -> None:
     plan = get("train").plan(CONFIG, {"states": "S", "out": "O", "gpus": "0,1", "lr": 1e-5, "shard": True})
-    assert plan.argv[1:8] == (
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "k2tui.eagle3.train",
-    )
+    first = (sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python")
+    assert plan.argv[:12] == (*first, sys.executable, "-P", "-m", "k2tui.eagle3.train")
     assert (
         "--lr=1e-05" in plan.argv
         and "--shard" in plan.argv

@@ -102,6 +102,7 @@ def test_the_shipped_pipeline_is_valid_and_plans(
         "compare",
     ]
     assert list(planned) == words
+    assert planned["losses"].argv[:4] == (sys.executable, "-P", "-m", "k2tui.jobs.losses")
     assert planned["prepare"].error.startswith("its input prompts.jsonl is not there")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
     planned = {p.name: p for p in runner.open_run(config.load(), chain, tell=said.append).plan()}

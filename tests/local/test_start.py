@@ -258,7 +258,7 @@ def test_engine_plan() -> None:
         )
     )
     text = " ".join(plan.argv)
-    assert text.startswith("/p -m k2tui.local --model-path ")
+    assert text.startswith("/p -P -m k2tui.local --model-path ")
     assert "/tiny-target --host 127.0.0.1 --port 32401" in text
     assert (
         "--tp-size 2 --speculative-algorithm EAGLE3 --speculative-draft-model-path /d --speculative-num-steps 3"
