@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -32,13 +33,14 @@ _NOT_BEFORE_TOKEN = frozenset(
 )
 _SHAPES = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bxox[abp]-[A-Za-z0-9-]{10,}|\bAKIA[0-9A-Z]{16}\b"
+    r"|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|(?<=/webhooks/)\d{5,}/[\w-]{8,}|(?<=api\.telegram\.org/bot)\d[\w:%-]{8,}"
     r"|(?<=hooks\.slack\.com/services/)[\w/-]{8,}"
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
 )
 # a text without any of these holds nothing to hide: most lines of a log cost only this look
-_SHAPE_HINTS = ("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "xox", "akia", "slack", "eyj")
-_TOLD_HINTS = ("password", "passwd", "passphrase", "secret", "apikey", "api_key", "api-key", "_token", "-token")
-_NAME_HINTS = ("key", "token", "secret", "pass", "pwd", "auth", "cred", "pat", "cookie", "bearer", "webhook", "string", "signature")
+_SHAPE_HINTS = ("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "xox", "akia", "slack", "eyj", "github_pat_", "glpat-", "/webhooks/", "telegram")
+_TOLD_HINTS = ("password", "passwd", "passphrase", "secret", "apikey", "api_key", "api-key", "_token", "-token", "access_key", "access-key", "accesskey", "private_key", "account_key", "accountkey")
+_NAME_HINTS = ("key", "token", "secret", "pass", "pwd", "auth", "cred", "pat", "cookie", "bearer", "webhook", "string", "signature", "sas")
 _HEADER_HINTS = ("authorization", "api-key", "auth-token", "cookie")
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z]")
 _HEADERS = r"(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|(?:set-)?cookie"
@@ -54,6 +56,14 @@ _USER = re.compile(r"(?<![\w-])(-u|--user)([ \t]+[\"']?)([^\s:\"']+:)(?!\*\*\*)[
 _BEARER = re.compile(r"(?i)(?<![\w-])(bearer)([ \t]+)(?!\*\*\*)[A-Za-z0-9._~+/=-]{6,}")
 _SAS = re.compile(r"(?i)([?&]sig=)(?!\*\*\*)[^\s&\"'<>]+")  # of Azure's presigned URLs
 _URL = re.compile(r"(://[^/\s:@\"']*:)[^/\s\"']+(@)")
+_URL_TOKEN = re.compile(r"(://)[^/\s:@\"'?#*]{16,}(@)")  # a token in the user's place; a name of that length is none
+_PROXY = re.compile(r"""(?i)(proxy["']?[ \t]?[=:][ \t]?["']?(?:[a-z][\w+.-]{0,20}://)?[^/\s:@"']{1,100}:)(?!//|\*\*\*@)[^\s"']{1,300}(@)""")  # user:password@host
+_WANDB = re.compile(r"(?i)(\bwandb\b[^\n]{0,60}?[ \t:=])[0-9a-f]{40}\b")
+_ENCODED = re.compile(r"(?i)%(?:25){0,3}3d|\\u003d")  # "=" in a URL within a URL, in JSON
+_APART = re.compile(r"(?i)%(?:25){0,3}[0-9a-f]{2}|\\u00[0-9a-f]{2}|[^\w.-]")
+_ENCODED_VALUE = re.compile(r"(?i)(?:(?!%(?:25){0,3}26|\\{1,8}(?:u00(?:26|22|27)|[\"'nrt]))[^\s\"'`<>&,;|])+")
+_PEM = re.compile(r"-----(BEGIN|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_PEM_BODY = re.compile(r"(?:(?:\s|\\+[nr])*[A-Za-z0-9+/=]{20,})+")  # of a key that is cut off
 _NAME = r"[A-Za-z_][\w.-]{0,120}"
 # where a value begins: "name": | --name= name= | --name  | name:  (a bare colon is weak, so only for names that cannot be
 # a counter: "#new-token: 512" is one)
@@ -65,7 +75,7 @@ _NAMED_RULES = (
 _NAMED = re.compile(_NAMED_RULES)
 _NAMED_OR_TOLD = re.compile(
     _NAMED_RULES
-    + r"""|(?<![\w-])(?P<told>(?i:[\w-]{0,80}(?:password|passwd|passphrase|secret|api[_-]?key|(?:hf|auth|access|api)[_-]token)))[ \t]*:[ \t]+(?=\S)"""
+    + r"""|(?<![\w-])(?P<told>(?i:[\w-]{0,80}(?:password|passwd|passphrase|secret|(?:api|access|private|account)[_-]?key|(?:hf|auth|access|api|session|refresh|bot)[_-]token)))[ \t]*:[ \t]+(?=\S)"""
 )
 # where it ends: at its own quote; in brackets (a list of keys); else at a blank, a quote that closes another, or what ends a
 # word in a shell or a URL; a comma before the next name ends it too
@@ -88,6 +98,8 @@ def is_secret_name(name: str) -> bool:
         return False
     if name in ("PWD", "OLDPWD"):
         return False  # the working folder
+    if name.isupper() and (words[-1].endswith("key") or "sas" in words):
+        return True  # of an environment: MYKEY, BLOB_SAS
     if any(w in _ANYWHERE or w.endswith(_ENDS) for w in words) or "connection string" in " ".join(words):
         return words[-1] not in ("file", "path", "dir", "sock", "config")
     if words[-1] not in _LAST:
@@ -114,7 +126,15 @@ def _mask_once(text: str) -> str:
     if any(w in low for w in _SHAPE_HINTS):
         out = _SHAPES.sub(MASK, out)
     if "://" in low and "@" in low:
-        out = _URL.sub(rf"\g<1>{MASK}\g<2>", out)
+        out = _URL_TOKEN.sub(rf"\g<1>{MASK}\g<2>", _URL.sub(rf"\g<1>{MASK}\g<2>", out))
+    if "proxy" in low and "@" in low:
+        out = _PROXY.sub(rf"\g<1>{MASK}\g<2>", out)
+    if "wandb" in low:
+        out = _WANDB.sub(rf"\g<1>{MASK}", out)
+    if "private key" in low:
+        out = _mask_pem(out)
+    if "3d" in low and ("%" in low or "u003d" in low):
+        out = _mask_encoded(out)
     if "sig=" in low:
         out = _SAS.sub(rf"\g<1>{MASK}", out)
     if "curl" in low:
@@ -129,6 +149,43 @@ def _mask_once(text: str) -> str:
     if is_told or any(c in low for c in "=\"'") or _OPTION.search(low):
         out = _mask_named(out, _NAMED_OR_TOLD if is_told else _NAMED)
     return out
+
+
+def _mask_pem(text: str) -> str:
+    """Mask the body of private keys: to the end mark, or, of one that is cut off, as far as it looks like one."""
+    parts: list[str] = []
+    done = 0
+    marks = list(_PEM.finditer(text))
+    for m, after in itertools.zip_longest(marks, marks[1:]):
+        if m[1] == "END":
+            continue
+        limit = after.start() if after else len(text)
+        if after and after[1] == "END":
+            end = limit
+        else:
+            body = _PEM_BODY.match(text, m.end(), limit)
+            end = body.end() if body else m.end()
+        inner = text[m.end() : end].strip()
+        if inner and inner != MASK:
+            start = text.index(inner, m.end())
+            parts += [text[done:start], MASK]
+            done = start + len(inner)
+    return "".join([*parts, text[done:]])
+
+
+def _mask_encoded(text: str) -> str:
+    """Mask what follows a secret name and an encoded "=" (%3D, %253D, \\u003d), up to an encoded "&"."""
+    parts: list[str] = []
+    done = 0
+    for m in _ENCODED.finditer(text):
+        name = _APART.split(text[max(done, m.start() - 120) : m.start()])[-1]
+        if not is_secret_name(name) and name.lower() != "sig":
+            continue
+        value = _ENCODED_VALUE.match(text, m.end())
+        if m.start() >= done and value and value[0].lower() not in _NOTHING:
+            parts += [text[done : m.end()], MASK]
+            done = value.end()
+    return "".join([*parts, text[done:]])
 
 
 def _mask_headers(text: str) -> str:
@@ -248,7 +305,14 @@ def _mask_word(word: str) -> str:
 
 def mask_env(env: Mapping[str, str]) -> dict[str, str]:
     """Environment with secret values masked, by name first and by shape second."""
-    return {k: MASK if v and is_secret_name(k) else mask_text(v) for k, v in env.items()}
+    return {k: MASK if v and is_secret_name(k) else _mask_beside(k, v) for k, v in env.items()}
+
+
+def _mask_beside(name: str, value: str) -> str:
+    """A variable's value; that of a proxy needs no scheme to be an address."""
+    if name.lower().endswith("proxy") and "@" in value:
+        return mask_text(f"proxy={value}").removeprefix("proxy=")
+    return mask_text(value)
 
 
 def mask_value(value: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k2tui.core.job_mask import mask_argv, mask_text, mask_value, unmask_argv
+from k2tui.core.job_mask import mask_argv, mask_env, mask_text, mask_value, unmask_argv
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,22 @@ from k2tui.core.job_mask import mask_argv, mask_text, mask_value, unmask_argv
         ("--password 'S3 CR'; ls", "--password '***'; ls"),
         ('args="{\\"api_key\\": \\"S3CR\\", \\"n\\": 1}"', 'args="{\\"api_key\\": \\"***\\", \\"n\\": 1}"'),
         ("api_key=S3CR,port=1", "api_key=***,port=1"),
+        ("GET https%3A%2F%2Fb.s3%2Fk%3FX-Amz-Signature%3DS3CR%26a%3D1 x", "GET https%3A%2F%2Fb.s3%2Fk%3FX-Amz-Signature%3D***%26a%3D1 x"),
+        ("r=h%253Ftoken%253DS3CR%2526n%253D1", "r=h%253Ftoken%253D***%2526n%253D1"),
+        ("h%3Fsv%3D1%26sig%3DS3CR%26se%3D2", "h%3Fsv%3D1%26sig%3D***%26se%3D2"),
+        ('{"u": "k?X-Amz-Signature\\u003dS3CR\\u0026n\\u003d1"}', '{"u": "k?X-Amz-Signature\\u003d***\\u0026n\\u003d1"}'),
+        ("clone https://S3CRS3CRS3CRS3CR@github.com/a/b", "clone https://***@github.com/a/b"),
+        ("AWS_SECRET_ACCESS_KEY: S3CR, n: 1", "AWS_SECRET_ACCESS_KEY: ***, n: 1"),
+        ("aws_session_token: S3CR", "aws_session_token: ***"),
+        ("POST https://discord.com/api/webhooks/123456/S3CRS3CR 204", "POST https://discord.com/api/webhooks/*** 204"),
+        ("https://api.telegram.org/bot123456:S3CR_S3CR/sendMessage?x=1", "https://api.telegram.org/bot***/sendMessage?x=1"),
+        ("glpat-S3CRS3CRS3CR1234 github_pat_S3CRS3CRS3CR12345678 x", "*** *** x"),
+        ("wandb: key " + "0a1b" * 10 + " ok", "wandb: key *** ok"),
+        ("HTTPS_PROXY=me:S3@CR@h:1 run; proxy: http://me:S3CR@h", "HTTPS_PROXY=me:***@h:1 run; proxy: http://me:***@h"),
+        ("MYKEY=S3CR BLOB_SAS=S3CR x", "MYKEY=*** BLOB_SAS=*** x"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nS3CR\n\nS3CR==\n-----END RSA PRIVATE KEY-----\nafter", "-----BEGIN RSA PRIVATE KEY-----\n***\n-----END RSA PRIVATE KEY-----\nafter"),
+        ("'-----BEGIN PRIVATE KEY-----\\nS3CR\\n-----END PRIVATE KEY-----\\n'", "'-----BEGIN PRIVATE KEY-----***-----END PRIVATE KEY-----\\n'"),
+        ("-----BEGIN PRIVATE KEY-----\n" + "S3CR" * 16 + "\nthen more", "-----BEGIN PRIVATE KEY-----\n***\nthen more"),
         ("Authorization: Digest username=\"S3CR\", response=\"S3CR\"", "Authorization: Digest ***"),
     ],
 )  # fmt: skip
@@ -50,6 +66,8 @@ def test_what_stands_beside_a_secret_stays(text: str, shown: str) -> None:
         "--api-key is required",
         "'pass_config': {'fuse_norm': True, 'x': 1}",
         "api_key=None, token=''",
+        "http://joe@h/a https://%3Dx/a%3Db%26n%3D2 ?filename%3D%22x%22",
+        "monkey=1 num_access_keys: 5 no -----BEGIN PRIVATE KEY----- in x",
     ],
 )
 def test_names_without_a_secret_stay(text: str) -> None:
@@ -110,7 +128,7 @@ def test_no_planted_secret_survives(case: tuple[str, list[str]]) -> None:
 
 PIECES = st.lists(
     st.sampled_from(
-        ["--api-key", "key", "=", " ", '"', "'", "\\", ":", "token", "a", "***", "Authorization", "Bearer", "://", "@", "u", "{", "[", "]", ",", ";", "cookie", "hf_abcdefghijklmnopqrst", "\n", "Basic", ")", "$X", "--", "&"]
+        ["--api-key", "key", "=", " ", '"', "'", "\\", ":", "token", "a", "***", "Authorization", "Bearer", "://", "@", "u", "{", "[", "]", ",", ";", "cookie", "hf_abcdefghijklmnopqrst", "%3D", "%26", "u003d", "proxy", "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "MYKEY", "\n", "Basic", ")", "$X", "--", "&"]
     ),
     max_size=30,
 ).map("".join)  # fmt: skip
@@ -125,10 +143,17 @@ def test_any_text_is_masked_once_and_for_all(text: str) -> None:
     assert mask_argv(argv) == argv
 
 
-@given(st.lists(PLAIN, max_size=12), st.text(st.characters(categories=["L"]), min_size=1, max_size=30).filter(lambda s: s.isalpha() and not any(w in s.lower() for w in ("key", "token", "secret", "pass", "pwd", "auth", "cred", "pat", "cookie", "bearer", "webhook", "string", "signature"))))  # fmt: skip
+@given(st.lists(PLAIN, max_size=12), st.text(st.characters(categories=["L"]), min_size=1, max_size=30).filter(lambda s: s.isalpha() and not any(w in s.lower() for w in ("key", "token", "secret", "pass", "pwd", "auth", "cred", "pat", "cookie", "bearer", "webhook", "string", "signature", "sas"))))  # fmt: skip
 def test_text_without_secret_names_stays(parts: list[str], word: str) -> None:
     text = " ".join([*parts, word, f"{word}={word}", f'"{word}": "{word}"', f"--{word} {word}"])
     assert mask_text(text) == text
+
+
+def test_variables_of_an_environment() -> None:
+    env = {"SAS": "S3CR", "MYKEY": "S3CR", "HTTP_PROXY": "me:S3CR@h:1", "https_proxy": "http://me:S3/CR@h:1"}
+    stays = {"KEYBOARD": "us", "NO_PROXY": "a,b", "ALL_PROXY": "h:1", "ftp_proxy": "http://me@h:1", "PWD": "/x"}
+    shown = {"SAS": "***", "MYKEY": "***", "HTTP_PROXY": "me:***@h:1", "https_proxy": "http://me:***@h:1"}
+    assert mask_env(env | stays) == shown | stays and mask_env(shown) == shown
 
 
 def test_a_body_is_masked_by_the_names_of_its_keys() -> None:
