@@ -31,6 +31,7 @@ def k2tui(home: Path, *argv: str) -> subprocess.CompletedProcess[str]:
         (("tune", "run", "{}"), 2),
         (("pipeline", "plan", "--file", "{}"), 2),
         (("config", "show", "--config", "{}"), 2),
+        (("evaluate", "--prompts", "{}", "--url", "http://127.0.0.1:51999"), 2),
         (("prepare", "--prompts", "{}", "--out", "out", "--url", "http://127.0.0.1:51999"), 1),
     ],
 )

@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from k2tui.core.job_mask import mask_text
 from k2tui.core.vllm_metrics import VllmMetrics, read_metrics
 from k2tui.errors import K2Error, NotReadyError, UsageError
-from k2tui.parsing import parse_json
+from k2tui.parsing import ParseError, parse_json
+from k2tui.regular import OWN_MAX_B, open_regular
 
 
 @dataclass(frozen=True)
@@ -69,35 +71,59 @@ class OnlineReport:
 def read_prompts(path: Path, limit: int) -> list[Prompt]:
     """JSONL: rows of tokenized_data.jsonl (input_ids with loss_mask: the part before the first answer is the prompt), or
     {"input_ids": ...}, {"text": ...}, {"prompt": ...}. Raises UsageError naming the line."""
+    found: list[Prompt] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open_regular(path) as fh:
+            for number, line in enumerate(iter(lambda: fh.readline(OWN_MAX_B), b""), 1):
+                if len(found) >= limit:
+                    break
+                if line.strip() and (prompt := _prompt(line, f"{path}:{number}")) is not None:
+                    found.append(prompt)
     except OSError as err:
         raise UsageError(f"{path}: {err.strerror or err}", "give a JSONL file of prompts")
-    found: list[Prompt] = []
-    for number, line in enumerate(lines, 1):
-        if len(found) >= limit:
-            break
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except ValueError:
-            raise UsageError(f"{path}:{number}: not JSON", "one JSON object a line")
-        ids = row.get("input_ids") if isinstance(row, dict) else None
-        if isinstance(ids, list) and ids:
-            mask = row.get("loss_mask")
-            end = next((i for i, m in enumerate(mask) if m), len(ids)) if isinstance(mask, list) else len(ids)
-            if end:
-                found.append(Prompt(input_ids=tuple(int(i) for i in ids[:end])))
-        elif isinstance(row, dict) and isinstance(text := row.get("text", row.get("prompt")), str):
-            found.append(Prompt(text=text))
-        else:
-            raise UsageError(
-                f"{path}:{number}: neither input_ids nor text", "rows of tokenized_data.jsonl fit as they are"
-            )
     if not found:
         raise UsageError(f"{path}: no prompts", "give a JSONL file with at least one row")
     return found
+
+
+def _prompt(line: bytes, where: str) -> Prompt | None:
+    """One line of such a file; None when it is all answer. Raises UsageError."""
+    try:
+        row = parse_json(line)
+    except ParseError as err:
+        raise UsageError(f"{where}: {err.message}", "one JSON object a line")
+    ids = row.get("input_ids") if isinstance(row, dict) else None
+    if isinstance(ids, list) and ids:
+        mask = row.get("loss_mask")
+        end = next((i for i, m in enumerate(mask) if m), len(ids)) if isinstance(mask, list) else len(ids)
+        wrong = [i for i in ids[:end] if not isinstance(i, int) or isinstance(i, bool) or i < 0]
+        if wrong:
+            raise UsageError(f"{where}: input_ids holds {str(wrong[0])[:40]!r}, which is no token", "whole numbers of at least 0")
+        return Prompt(input_ids=tuple(ids[:end])) if end else None
+    if isinstance(row, dict) and isinstance(text := row.get("text", row.get("prompt")), str):
+        try:
+            text.encode()
+        except UnicodeEncodeError as err:
+            raise UsageError(
+                f"{where}: the prompt's character {err.start + 1} is half of a pair (\\u{ord(text[err.start]):04x})",
+                "no server can be sent that: write the whole character",
+            )
+        return Prompt(text=text)
+    raise UsageError(f"{where}: neither input_ids nor text", "rows of tokenized_data.jsonl fit as they are")
+
+
+def check_url(flag: str, url: str) -> None:
+    """Raises UsageError when nothing can be asked at this address."""
+    import httpx
+
+    try:
+        parts = httpx.URL(url)
+        good = parts.scheme in ("http", "https") and bool(parts.host) and 0 < (parts.port or 80) < 65536
+        why = ""
+    except httpx.InvalidURL as err:
+        good, why = False, f" ({err})"
+    if not good:
+        raise UsageError(mask_text(f"{flag} {url}: no address of a server{why}"), "such as http://127.0.0.1:30000")
 
 
 def _client(url: str, timeout_s: float) -> Any:
@@ -123,7 +149,7 @@ def server_facts(url: str) -> Mapping[str, Any]:
             return {}
     except (httpx.HTTPError, ValueError, AttributeError, LookupError, TypeError) as err:
         raise NotReadyError(
-            f"{url}: no server answers ({type(err).__name__})", "start it with `k2tui up`, or check --url"
+            mask_text(f"{url}: no server answers ({type(err).__name__})"), "start it with `k2tui up`, or check --url"
         )
 
 
@@ -139,10 +165,10 @@ def _post(
         got = client.post(path, json=body)
         seconds = time.perf_counter() - start
         if got.status_code != 200:
-            raise K2Error(f"{url}{path} answered {got.status_code}: {got.text[:200]}", "see the server's log")
+            raise K2Error(mask_text(f"{url}{path} answered {got.status_code}: {got.text[:200]}"), "see the server's log")
         return read(got.json(), seconds)
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as err:
-        raise K2Error(f"{url}{path}: {type(err).__name__}: {err}", hint)
+        raise K2Error(mask_text(f"{url}{path}: {type(err).__name__}: {err}"), hint)
 
 
 def _ask_vllm(
@@ -170,9 +196,9 @@ def _vllm_metrics(url: str, generation_tokens: float = 0.0) -> VllmMetrics:
             with _client(url, 20.0) as client:
                 got = read_metrics(client.get("/metrics").text)
         except httpx.HTTPError as err:
-            raise K2Error(f"{url}/metrics: {type(err).__name__}: {err}", "see the server's log")
+            raise K2Error(mask_text(f"{url}/metrics: {type(err).__name__}: {err}"), "see the server's log")
         if got is None or got.generation_tokens is None:
-            raise K2Error(f"{url}/metrics holds no counters of vLLM", "start it without --disable-log-stats")
+            raise K2Error(mask_text(f"{url}/metrics holds no counters of vLLM"), "start it without --disable-log-stats")
         if got.generation_tokens >= generation_tokens or time.monotonic() > until:
             return got
         time.sleep(0.05)
@@ -270,7 +296,7 @@ def _of_counters(url: str, old: VllmMetrics, new: VllmMetrics, tokens: int) -> _
     made = (new.generation_tokens or 0) - (old.generation_tokens or 0)
     if made != tokens:
         raise K2Error(
-            f"{url} made {made:.0f} tokens, the answers hold {tokens}: its counters count for everybody",
+            f"{mask_text(url)} made {made:.0f} tokens, the answers hold {tokens}: its counters count for everybody",
             "measure while nobody else asks this server",
         )
     verify = (new.num_drafts or 0) - (old.num_drafts or 0)
@@ -316,7 +342,7 @@ def measure(
         drafting = _of_answers(facts, answers)
     if drafting is None:
         raise K2Error(
-            f"{url}: {'no pass of it checked a draft' if vllm else 'no answer says spec_verify_ct'}: this server runs without a draft",
+            f"{mask_text(url)}: {'no pass of it checked a draft' if vllm else 'no answer says spec_verify_ct'}: this server runs without a draft",
             "start it with --speculative-config"
             if vllm
             else "start it with --speculative-algorithm EAGLE3 and the draft",
@@ -324,7 +350,7 @@ def measure(
     accept_length = (tokens - len(answers)) / drafting.verify_ct
     throughput, user = _throughput(answers, wall)
     report = OnlineReport(
-        url=url, version=str(facts.get("version") or ""), requests=len(answers), tokens=tokens, verify_ct=drafting.verify_ct, accept_length=accept_length,
+        url=mask_text(url), version=str(facts.get("version") or ""), requests=len(answers), tokens=tokens, verify_ct=drafting.verify_ct, accept_length=accept_length,
         server_accept_length=drafting.server_accept_length, by_position=drafting.by_position,
         accept_rate=(accept_length - 1) / drafting.drafts if drafting.drafts else None,
         output_throughput=throughput, tok_s_user=user, loops=sum(is_loop(a.output_ids) for a in answers),

@@ -9,6 +9,7 @@ crash at any point leaves the save before it.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -22,9 +23,13 @@ from k2tui.eagle3.ranks import Ranks
 from k2tui.eagle3.step import Stepper
 from k2tui.errors import K2Error
 from k2tui.files import write_json
-from k2tui.parsing import parse_json
+from k2tui.parsing import ParseError, parse_json
+from k2tui.regular import NotRegularError, open_regular, read_regular
 
 FORMAT = 1
+DELETE = "delete that save; the one before it is used then"
+_SAVE = re.compile(r"step-\d{8,}")
+_OWN = re.compile(r"\.step-\d{8,}\.part|(?:last|best)\.json|\.(?:last|best)\.json\.\w+\.tmp")  # beside the saves
 
 
 def _full(value: Tensor) -> Tensor:
@@ -86,7 +91,7 @@ def _write(
         save_file(weights, str(part / "weights.safetensors"))
         if moments:
             save_file(moments, str(part / "moments.safetensors"))
-        _publish(folder, part, final, {"format": FORMAT, **facts})
+        _publish(folder, part, final, {"format": FORMAT, "moments": bool(moments), **facts})
     except Exception as err:  # safetensors wraps an OSError in its own kind
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(err, OSError) or type(err).__name__ == "SafetensorError":
@@ -176,25 +181,53 @@ def _write_parts(
 
 def _clear_old(folder: Path, name: str, keep: int) -> None:
     kept = {name, *(_pointed(folder, p) for p in ("best.json", "last.json"))}
-    for old in sorted(folder.glob("step-*"), reverse=True)[keep:]:
+    for old in _saves(folder)[keep:]:
         if old.name not in kept:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def _pointed(folder: Path, pointer: str) -> str:
     try:
-        return str(parse_json((folder / pointer).read_text(encoding="utf-8"))["save"])
-    except (OSError, ValueError, KeyError, TypeError):
+        named = str(parse_json(read_regular(folder / pointer))["save"])
+    except (OSError, ValueError, LookupError, TypeError):
         return ""
+    return named if _SAVE.fullmatch(named) else ""
+
+
+def _saves(folder: Path) -> list[Path]:
+    """The folders (links are not ours) that are saves by their names, the newest first."""
+    return sorted(
+        (p for p in folder.glob("step-*") if _SAVE.fullmatch(p.name) and p.is_dir() and not p.is_symlink()), reverse=True
+    )
+
+
+def clear(folder: Path) -> int:
+    """Remove every save and what else is written here by this module, nothing else; returns the number of saves. Raises K2Error."""
+    found = _saves(folder)
+    try:
+        for path in [*(p for p in folder.glob("*") if _OWN.fullmatch(p.name)), *found]:
+            if path.name.endswith((".json", ".tmp")):
+                path.unlink()
+            else:
+                shutil.rmtree(path)
+    except OSError as err:
+        raise K2Error(f"{err.filename or folder}: {err.strerror or err}", "choose another --out, or remove the saves there by hand")
+    return len(found)
 
 
 def last_save(folder: Path) -> Path | None:
-    """The newest whole save: the one that last.json names, else the newest folder that opens."""
+    """The newest whole save: the one that last.json names, else the newest folder that opens. Raises K2Error when last.json is no file."""
+    try:
+        open_regular(folder / "last.json").close()
+    except (NotRegularError, IsADirectoryError) as err:
+        raise K2Error(f"{err.filename}: {err.strerror}", "remove it: the newest save is used then")
+    except OSError:
+        pass
     named = _pointed(folder, "last.json")
     for candidate in [folder / named] if named else []:
         if (candidate / "state.json").exists():
             return candidate
-    for candidate in sorted(folder.glob("step-*"), reverse=True):
+    for candidate in _saves(folder):
         if (candidate / "state.json").exists():
             return candidate
     return None
@@ -204,12 +237,22 @@ def read_facts(save: Path) -> dict[str, Any]:
     """state.json of a save. Raises K2Error."""
     path = save / "state.json"
     try:
-        facts = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise K2Error(f"{path}: cannot be read: {err}", "delete that save; the one before it is used then")
-    if int(facts.get("format", 0)) > FORMAT:
+        facts: Any = parse_json(read_regular(path))
+    except OSError as err:
+        raise K2Error(f"{path}: {err.strerror or err}", DELETE)
+    except ParseError as err:
+        raise K2Error(err.at(str(path)), DELETE)
+    if not isinstance(facts, dict):
+        raise K2Error(f"{path}: no object: this is not what a run stands at", DELETE)
+    if isinstance(facts.get("format"), int) and facts["format"] > FORMAT:
         raise K2Error(f"{path}: written by a newer k2tui (format {facts['format']})", "update k2tui")
+    for key, kind in _FACTS.items():
+        if key not in facts or not isinstance(facts[key], kind) or isinstance(facts[key], bool):
+            raise K2Error(f"{path}: {key} is {'wrong' if key in facts else 'missing'}: this is not what a run stands at", DELETE)
     return facts
+
+
+_FACTS = {"format": int, "step": int, "place": dict, "options": dict, "states": dict, "samples": str}
 
 
 def restore(save: Path, stepper: Stepper) -> None:
@@ -221,13 +264,19 @@ def restore(save: Path, stepper: Stepper) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
-        weights = load_file(str(save / "weights.safetensors"))
-        moments = (
-            load_file(str(save / "moments.safetensors")) if (save / "moments.safetensors").exists() else {}
-        )
-    except (OSError, SafetensorError) as err:
-        raise K2Error(f"{save}: cannot be read: {err}", "delete that save; the one before it is used then")
+    def read(name: str) -> dict[str, Tensor]:
+        path = save / name
+        try:
+            open_regular(path).close()
+            return load_file(str(path))
+        except OSError as err:
+            raise K2Error(f"{path}: {err.strerror or err}", DELETE)
+        except SafetensorError as err:
+            raise K2Error(f"{path}: cannot be read: {err}", DELETE)
+
+    weights = read("weights.safetensors")
+    # absent only where no step was taken: all of them were not finite
+    moments = read("moments.safetensors") if facts.get("moments", True) else {}
     for name, p in _names(stepper):
         if name not in weights or tuple(weights[name].shape) != tuple(p.shape):
             raise K2Error(
@@ -235,7 +284,10 @@ def restore(save: Path, stepper: Stepper) -> None:
                 "this save belongs to another draft: choose another --out",
             )
         p.data.copy_(_like(weights[name], p))
-        if f"exp_avg.{name}" in moments:
+        if moments:
+            shapes = [tuple(moments[k].shape) for k in (f"exp_avg.{name}", f"exp_avg_sq.{name}", f"step.{name}") if k in moments]
+            if shapes != [tuple(p.shape)] * 2 + [(1,)]:
+                raise K2Error(f"{save / 'moments.safetensors'}: those of {name} are missing or have another shape", DELETE)
             stepper.adam.state[p] = {
                 "step": moments[f"step.{name}"].reshape(()).to(p.device if p.is_cuda else "cpu"),
                 "exp_avg": _like(moments[f"exp_avg.{name}"], p),
@@ -269,7 +321,7 @@ def _read_parts(save: Path, stepper: Stepper, *, with_moments: bool) -> None:
             warnings.simplefilter("ignore", UserWarning)
             load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
     except (OSError, RuntimeError, CheckpointException) as err:
-        raise K2Error(f"{save}: cannot be read: {err}", "delete that save; the one before it is used then")
+        raise K2Error(f"{save}: cannot be read: {err}", DELETE)
     for name, p in _names(stepper):
         if not with_moments:
             continue

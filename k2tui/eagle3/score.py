@@ -178,14 +178,17 @@ def _offline(args: argparse.Namespace, told: _Told) -> dict[str, Any]:
 
 def online(args: argparse.Namespace) -> dict[str, Any]:
     """Figures of the draft that a server runs. Raises K2Error."""
-    from k2tui.eagle3.online import measure, read_prompts
+    from k2tui.eagle3.online import check_url, measure, read_prompts
 
+    check_url("--url", args.url)
+    if args.baseline_url:
+        check_url("--baseline-url", args.baseline_url)
     prompts = read_prompts(Path(args.prompts), args.limit or 16)
     told = _Told("requests")
     told.note("the server warms up")
     try:
         report = measure(
-            args.url, prompts, max_new_tokens=args.max_new_tokens, temperature=args.temperature, concurrency=max(1, args.concurrency),
+            args.url, prompts, max_new_tokens=args.max_new_tokens, temperature=args.temperature, concurrency=args.concurrency,
             baseline_url=args.baseline_url, told=told,
         )  # fmt: skip
     finally:
@@ -261,6 +264,10 @@ def show(figures: dict[str, Any]) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Judge; returns the exit code. Raises K2Error."""
+    from k2tui.stages import check_numbers
+    from k2tui.stages.evaluate import NUMBERS
+
+    check_numbers("", {f"--{k.replace('_', '-')}": getattr(args, k) for k in NUMBERS}, {f"--{k.replace('_', '-')}": s for k, s in NUMBERS.items()})
     if args.why:
         missing = [f"--{k}" for k in ("draft", "target") if not getattr(args, k)]
         if missing:

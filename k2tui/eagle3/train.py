@@ -6,10 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from k2tui.errors import K2Error, UsageError
 from k2tui.jobs.report import report_progress
-from k2tui.paths import install_hint
+from k2tui.paths import install_hint, model_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, default=16384, help="tokens of one packed micro-batch (default 16384)"
     )
     parser.add_argument(
-        "--max-length", type=int, default=0, help="cut samples to this many tokens (default: whole)"
+        "--max-length", type=int, default=None, help="cut samples to this many tokens (default: whole)"
     )
     parser.add_argument("--ttt-length", type=int, default=7, help="teacher-forced draft steps (default 7)")
     parser.add_argument("--decay", type=float, default=0.8, help="weight of step k is decay^k (default 0.8)")
@@ -152,24 +153,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def check(args: argparse.Namespace) -> None:
+    """Numbers and folders, before anything is loaded or written. Raises UsageError naming the flag."""
+    from k2tui.stages import check_numbers
+    from k2tui.stages.train import NUMBERS
+
+    flags = {k: f"--{k.replace('_', '-')}" for k in NUMBERS}
+    check_numbers("", {flag: getattr(args, k, None) for k, flag in flags.items()}, {flags[k]: s for k, s in NUMBERS.items()})
+    for key in ("held_out", "beta2"):
+        if getattr(args, key) >= 1:
+            raise UsageError(f"{flags[key]} is a share from 0 to below 1, not {getattr(args, key)}")
+    for key in ("lr", "clip"):
+        if getattr(args, key) <= 0:
+            raise UsageError(f"--{key} must be above 0, not {getattr(args, key)}")
+    if not all(b.strip().isdecimal() for b in args.boundaries.replace("/", ",").split(",") if args.boundaries):
+        raise UsageError(f"--boundaries must be numbers such as 1,3,5, not {args.boundaries!r}")
+    out = Path(os.path.realpath(args.out))
+    for key in ("states", "target", "init", "eval_states", "draft_config"):
+        if not (given := getattr(args, key)):
+            continue
+        other = Path(os.path.realpath(model_path(given)))
+        words = "is" if out == other else "is inside" if other in out.parents else "is around" if out in other.parents else ""
+        if words:
+            raise UsageError(
+                f"--out {args.out} {words} --{key.replace('_', '-')} {given}: what lies there could be overwritten", "give --out a folder of its own"
+            )
+
+
 def run(args: argparse.Namespace) -> int:
     """Train; returns the exit code. Raises K2Error."""
-    for key, low in (
-        ("epochs", 1),
-        ("batch_size", 1),
-        ("max_tokens", 1),
-        ("ttt_length", 1),
-        ("log_every", 1),
-        ("num_steps", 1),
-        ("chunk_rows", 1),
-        ("keep", 1),
-    ):
-        if getattr(args, key) < low:
-            raise UsageError(f"--{key.replace('_', '-')} must be at least {low}, not {getattr(args, key)}")
-    if not 0 <= args.held_out < 1:
-        raise UsageError(f"--held-out is a share from 0 to below 1, not {args.held_out}")
-    if args.lr <= 0 or args.clip <= 0:
-        raise UsageError("--lr and --clip must be above 0")
+    check(args)
     if os.environ.get("RANK", "0") == "0":
         report_progress(0, None, "steps", "loading torch", force=True)
     try:
@@ -187,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
 
     options = TrainOptions(
         states=args.states, target=args.target, out=args.out, init=args.init, eval_states=args.eval_states, held_out=args.held_out, epochs=args.epochs,
-        max_steps=args.max_steps, batch_size=args.batch_size, max_tokens=args.max_tokens, max_length=args.max_length, seed=args.seed,
+        max_steps=args.max_steps, batch_size=args.batch_size, max_tokens=args.max_tokens, max_length=args.max_length or 0, seed=args.seed,
         draft_vocab_size=args.draft_vocab_size, draft_config=args.draft_config, boundaries=args.boundaries,
         ttt=TttOptions(ttt_length=args.ttt_length, decay=args.decay, shifted=args.mask == "next", recompute=args.recompute, chunk_rows=args.chunk_rows),
         optim=OptimOptions(learning_rate=args.lr, betas=(0.9, args.beta2), weight_decay=args.weight_decay, clip=args.clip, warmup_ratio=args.warmup_ratio, schedule=args.schedule),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ from k2tui.eagle3.vocab import choose_vocab, count_tokens, special_ids
 from k2tui.errors import K2Error
 from k2tui.jobs.report import report_progress, report_result
 from k2tui.parsing import parse_json
+from k2tui.regular import open_regular
 
 FIRST_TOKENS = 65536  # held-out tokens that judge a draft before its first step, where it starts from nothing
 NO_SIGNAL_STEPS = 10
@@ -145,17 +146,9 @@ class Metrics:
         self.path = path
         self.warned = False
         if path.exists():
-            kept = []
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    row = parse_json(line)
-                except ValueError:
-                    continue  # a line cut by a crash
-                if int(row.get("step", 0)) <= from_step and from_step > 0:
-                    kept.append(line)
             from k2tui.files import write_whole
 
-            write_whole(path, "".join(f"{line}\n" for line in kept), mode=0o644)
+            write_whole(path, b"".join(_rows_until(path, from_step)), mode=0o644)
         self.board: Any = None
         if tensorboard:
             try:
@@ -187,6 +180,26 @@ class Metrics:
                         self.board.add_scalar(f"{row['kind']}/{key}_{n}", part, row["step"])
 
 
+def _rows_until(path: Path, step: int) -> list[bytes]:
+    """The lines up to this step; none for step 0, then nobody reads them. Raises K2Error naming the line."""
+    kept: list[bytes] = []
+    try:
+        with open_regular(path) as fh:
+            for number, line in enumerate(fh if step else (), 1):
+                try:
+                    row = parse_json(line)
+                except ValueError:
+                    continue  # a line cut by a crash
+                at = row.get("step") if isinstance(row, dict) else None
+                if not isinstance(at, int) or isinstance(at, bool):
+                    raise K2Error(f"{path} line {number}: no step of a run (an object with a whole number `step`)", "remove that line")
+                if at <= step:
+                    kept.append(line.rstrip(b"\r\n") + b"\n")
+    except OSError as err:
+        raise K2Error(f"{path}: {err.strerror or err}", "remove it, or choose another --out")
+    return kept
+
+
 @dataclass
 class _Place:
     """Where the run stands: the next step to do. Everything that a resume needs besides weights and moments."""
@@ -201,6 +214,18 @@ class _Place:
     silent_steps: int = 0
     first: float = 0.0  # expected accept length before the first step; 0 = not measured
     first_chain: float = 0.0  # the same by chain drafting
+
+    @classmethod
+    def read(cls, where: Path, raw: Mapping[str, Any], total: int) -> _Place:
+        """Of a save's state.json. Raises K2Error naming what is wrong."""
+        known = {f.name: type(f.default) for f in fields(cls)}
+        for key, value in raw.items():
+            number = (int,) if known.get(key) is int else (int, float)
+            if key not in known or isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value):
+                raise K2Error(f"{where}: place: {key} {str(value)[:40]}: no such place in a run", saves.DELETE)
+        if not 0 < raw.get("step", 0) <= total:
+            raise K2Error(f"{where}: place: step {raw.get('step')} of a run of {total} steps", saves.DELETE)
+        return cls(**raw)
 
 
 class Trainer:
@@ -407,10 +432,9 @@ class Trainer:
         """Train to the end (or until told to stop); returns the result that the job reports. Raises K2Error on an alarm."""
         o = self.options
         self.out.mkdir(parents=True, exist_ok=True)
-        if (
-            not o.resume and self.ranks.is_first
-        ):  # asked to start again: saves of the earlier run would outrank the new ones
-            shutil.rmtree(self.out / "saves", ignore_errors=True)
+        # asked to start again: saves of the earlier run would outrank the new ones
+        if not o.resume and self.ranks.is_first and (gone := saves.clear(self.out / "saves")):
+            self.notes.append(f"--no-resume: {gone} save{'s' if gone != 1 else ''} of an earlier run removed")
         resumed = self._resume()
         self.metrics = (
             Metrics(self.out / "metrics.jsonl", self.place.step if resumed else 0, o.tensorboard)
@@ -490,8 +514,9 @@ class Trainer:
                 f"{save}: that run read other samples than {o.states} holds now",
                 "give the same states, or choose another --out",
             )
+        place = _Place.read(save / "state.json", facts["place"], self.total)
         saves.restore(save, self.stepper)
-        self.place = _Place(**facts["place"])
+        self.place = place
         self.resumed = self.progress.resumed = f"step {self.place.step}"
         self.progress.step = self.place.step
         self.notes = [f"resumed after step {self.place.step} of {self.total}"]

@@ -81,7 +81,7 @@ COUNT = Span(1)
 
 
 def check_numbers(stage: str, params: Mapping[str, Any], spans: Mapping[str, Span]) -> dict[str, int | float]:
-    """The numbers among params, read from the texts of a form too. Raises UsageError naming the parameter.
+    """The numbers among params, read from the texts of a form too. Raises UsageError naming stage ("" = none) and parameter.
 
     What is empty, or a {hole} that a pipeline fills later, is left out.
     """
@@ -100,6 +100,6 @@ def check_numbers(stage: str, params: Mapping[str, Any], spans: Mapping[str, Spa
         if (span.least is not None and number < span.least) or (span.most is not None and number > span.most):
             is_in = False
         if not is_in:
-            raise UsageError(f"{stage}: {name} must be {span.words}, not {str(value)[:40]!r}")
+            raise UsageError(f"{stage and stage + ': '}{name} must be {span.words}, not {str(value)[:40]!r}")
         out[name] = number
     return out

@@ -14,7 +14,7 @@ _FLAGS = (
     "max_new_tokens", "temperature", "concurrency",
 )  # fmt: skip
 
-_NUMBERS = {
+NUMBERS = {
     "limit": Span(0), "ttt_length": COUNT, "num_steps": COUNT, "chains": Span(0), "max_tokens": COUNT, "max_new_tokens": COUNT,
     "temperature": Span(0, whole=False), "concurrency": COUNT,
 }  # fmt: skip
@@ -27,7 +27,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
         raise UsageError(
             f"evaluate: unknown parameter {unknown[0]!r}", "known: " + ", ".join((*_FLAGS, "profile"))
         )
-    check_numbers("evaluate", params, _NUMBERS)
+    check_numbers("evaluate", params, NUMBERS)
     values = {k: v for k, v in params.items() if k in _FLAGS and v not in (None, "")}
     profile = config.get_profile(str(params.get("profile") or ""))
     if "prompts" in values or "url" in values:

@@ -20,11 +20,11 @@ _SWITCHES = ("shard", "no_compile", "recompute", "tensorboard", "no_resume", "ke
 _OWN = ("states", "target", "out", "profile", "gpus", "nproc")
 
 _SHARE = Span(0, 1, whole=False)
-_NUMBERS = {
+NUMBERS = {
     "nproc": COUNT, "held_out": _SHARE, "epochs": COUNT, "max_steps": Span(0), "batch_size": COUNT, "max_tokens": COUNT,
-    "max_length": Span(0), "ttt_length": COUNT, "decay": _SHARE, "lr": Span(0, whole=False), "warmup_ratio": _SHARE,
-    "clip": Span(0, whole=False), "weight_decay": Span(0, whole=False), "beta2": _SHARE, "seed": Span(), "draft_vocab_size": Span(0),
-    "chunk_rows": COUNT, "eval_every": Span(0), "save_every": Span(0), "log_every": COUNT, "keep": Span(0), "patience": Span(0),
+    "max_length": COUNT, "ttt_length": COUNT, "decay": _SHARE, "lr": Span(0, whole=False), "warmup_ratio": _SHARE,
+    "clip": Span(0, whole=False), "weight_decay": Span(0, whole=False), "beta2": _SHARE, "seed": Span(0, 10**18), "draft_vocab_size": Span(0),
+    "chunk_rows": COUNT, "eval_every": Span(0), "save_every": Span(0), "log_every": COUNT, "keep": COUNT, "patience": Span(0),
     "num_steps": COUNT, "chains": Span(0),
 }  # fmt: skip
 
@@ -58,7 +58,7 @@ def _plan(config: Any, params: Mapping[str, Any]) -> StagePlan:
                 f"train needs {key}",
                 "states = the folder that extract wrote, out = a folder for saves and drafts",
             )
-    check_numbers("train", params, _NUMBERS)
+    check_numbers("train", params, NUMBERS)
     target = str(params.get("target") or config.get_profile(str(params.get("profile") or "")).model)
     if not target:
         raise UsageError(

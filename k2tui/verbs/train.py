@@ -22,10 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.nproc <= 1:
-        from k2tui.eagle3.train import run as train
+    from k2tui.eagle3.train import check
+    from k2tui.eagle3.train import run as train
 
+    if args.nproc == 1:
         return train(args)
+    check(args)
     from k2tui import config
     from k2tui.stages import get
 

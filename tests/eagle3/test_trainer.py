@@ -426,14 +426,145 @@ def test_bad_flags_are_said_in_words(place: Path, tmp_path: Path, capsys: pytest
     from k2tui.eagle3.train import main
 
     assert main([*flags(place, tmp_path), "--batch-size", "0"]) == 2
-    assert "--batch-size must be at least 1" in capsys.readouterr().err
-    assert (
-        main(["--states", str(tmp_path / "none"), "--target", str(place / "target"), "--out", str(tmp_path)])
-        == 1
-    )
+    assert "--batch-size must be a whole number of at least 1, not '0'" in capsys.readouterr().err
+    none = ["--states", str(tmp_path / "none"), "--target", str(place / "target"), "--out", str(tmp_path / "out")]
+    assert main(none) == 1
     assert "no such folder" in capsys.readouterr().err
     assert main([*flags(place, tmp_path), "--accept", "vibes"]) == 1
     assert "no such check" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--lr", "nan"), ("--lr", "0"), ("--lr", "inf"), ("--clip", "nan"), ("--save-every", "-3"), ("--eval-every", "-1"), ("--max-length", "0"),
+        ("--max-length", "-1"), ("--seed", "-1"), ("--max-steps", "-1"), ("--patience", "-1"), ("--chains", "-1"), ("--decay", "nan"), ("--held-out", "1"),
+        ("--held-out", "nan"), ("--beta2", "1"), ("--weight-decay", "-1"), ("--warmup-ratio", "2"), ("--draft-vocab-size", "-5"), ("--boundaries", "1,x"),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_none_is_refused_by_its_flag(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
+    from k2tui.eagle3.train import main
+
+    assert main([*flags(place, tmp_path / "out"), f"{flag}={value}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"k2tui train: {flag} ") and value in said and len(said.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("nproc", ["0", "-3"])
+def test_ranks_are_counted_from_one(place: Path, capsys: pytest.CaptureFixture[str], nproc: str) -> None:
+    from k2tui.cli import main
+
+    assert main(["train", *flags(place, place / "out"), "--nproc", nproc]) == 2
+    assert "--nproc must be a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["states", "target", "init", "eval-states"])
+def test_the_run_has_a_folder_of_its_own(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    from k2tui.eagle3.train import main
+
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for out, other, words in (("a", "link", "is"), ("link/b/c", "a/b", "is inside"), ("a", "a/b", "is around")):
+        line = [*flags(place, tmp_path / out), f"--{flag}", str(tmp_path / other)]
+        assert main(line) == 2
+        assert f"--out {tmp_path / out} {words} --{flag} {tmp_path / other}" in capsys.readouterr().err
+    assert os.listdir(tmp_path / "a") == ["b"] and not os.listdir(tmp_path / "a" / "b")
+
+
+def test_starting_again_removes_saves_only(place: Path, tmp_path: Path) -> None:
+    train(options(place, tmp_path, max_steps=3, chains=0))
+    folder = tmp_path / "saves"
+    theirs = ["notes.txt", "step-by-step", "step-00000002", "mine/last.json", "step.part"]
+    (folder / "mine").mkdir()
+    for name in theirs:
+        (folder / name).write_text("mine")
+    (folder / "step-00000099").symlink_to(tmp_path / "elsewhere")
+    (folder / ".step-00000009.part").mkdir()
+    (folder / ".last.json.x1.tmp").write_text("")
+    (folder / "best.json").write_text("{}")
+    shutil.copytree(folder / "step-00000003", folder / "step-00000001")
+    said: list[str] = []
+    Trainer(options(place, tmp_path, max_steps=1, resume=False, chains=0, keep=1), say=said.append).run()
+    assert "--no-resume: 2 saves of an earlier run removed" in said
+    left = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if "step-00000001" not in str(p))
+    assert left == sorted([*theirs, "mine", "last.json", "step-00000099"])
+    train(options(place, tmp_path, max_steps=1, keep=1, chains=0))  # nor is any of it a save to go on from
+
+
+@pytest.fixture(scope="module")
+def stopped(place: Path) -> Path:
+    """The folder of a run that stands at step 3."""
+    train(options(place, place / "stopped", chains=0, max_steps=3))
+    return place / "stopped"
+
+
+def change_state(**over: object):  # type: ignore[no-untyped-def]
+    def change(path: Path) -> None:
+        raw = json.loads(path.read_text())
+        raw |= {k: {**raw[k], **v} if isinstance(v, dict) and raw.get(k) else v for k, v in over.items()}
+        path.write_text(json.dumps(raw))
+
+    return change
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def put(text: str):  # type: ignore[no-untyped-def]
+    return lambda path: path.write_text(text)
+
+
+STATE, MOMENTS = "saves/step-00000003/state.json", "saves/step-00000003/moments.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("saves/last.json", fifo, "no regular file (a FIFO)"),
+        ("metrics.jsonl", fifo, "no regular file (a FIFO)"),
+        (STATE, fifo, "no regular file (a FIFO)"),
+        (MOMENTS, fifo, "no regular file (a FIFO)"),
+        (MOMENTS, Path.unlink, "No such file"),
+        (MOMENTS, put("x"), "cannot be read"),
+        (STATE, put("[]"), "no object"),
+        (STATE, put("{}"), "format is missing"),
+        (STATE, put('{\n"format": 1,}'), "line 2: not valid JSON"),
+        (STATE, put("\udc80".encode("utf-8", "surrogateescape").decode("latin-1")), "not valid JSON"),
+        (STATE, change_state(format=True), "format is wrong"),
+        (STATE, change_state(options=[]), "options is wrong"),
+        (STATE, change_state(place={"steps": 1}), "steps 1: no such place"),
+        (STATE, change_state(place={"step": "3"}), "step 3: no such place"),
+        (STATE, change_state(place={"best": float("inf")}), "best inf: no such place"),
+        (STATE, change_state(place={"step": 4}), "step 4 of a run of 3 steps"),
+        ("metrics.jsonl", put('{"step": 1}\n3\n'), "line 2: no step"),
+        ("metrics.jsonl", put('{"step": "x"}\n'), "line 1: no step"),
+        ("metrics.jsonl", put('{"step": 1e400}\n'), "line 1: no step"),
+        ("metrics.jsonl", put("{}\n"), "line 1: no step"),
+    ],
+)  # fmt: skip
+def test_what_a_resume_cannot_read_is_named(place: Path, stopped: Path, tmp_path: Path, file: str, change, said: str) -> None:  # type: ignore[no-untyped-def]
+    shutil.copytree(stopped, tmp_path / "run")
+    change(tmp_path / "run" / file)
+    with pytest.raises(K2Error) as caught:
+        train(options(place, tmp_path / "run", chains=0, max_steps=3))
+    assert caught.value.message.startswith(f"{tmp_path / 'run' / file}") and said in caught.value.message
+    assert caught.value.exit_code == 1 and caught.value.hint
+
+
+def test_torn_lines_and_a_broken_pointer_are_passed_over(place: Path, stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(stopped, tmp_path / "run")
+    (tmp_path / "run" / "saves" / "last.json").write_text('{"save": "../../elsewhere"}')
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as fh:
+        fh.write(b'{"step": 4}\n{"step": 2, "lo\xff')
+    train(options(place, tmp_path / "run", chains=0, max_steps=3))
+    assert curve(tmp_path / "run") == curve(stopped)
 
 
 def test_an_mla_draft_of_eagle_3_1_trains_from_scratch(place: Path, tmp_path: Path) -> None:
