@@ -173,7 +173,9 @@ def check(args: argparse.Namespace) -> None:
         if not (given := getattr(args, key)):
             continue
         other = Path(os.path.realpath(model_path(given)))
-        words = "is" if out == other else "is inside" if other in out.parents else "is around" if out in other.parents else ""
+        # beside the trainer's own folders there is room for others
+        is_own = out in other.parents and other.relative_to(out).parts[0].startswith(("saves", "draft"))
+        words = "is" if out == other else "is inside" if other in out.parents else "writes over" if is_own else ""
         if words:
             raise UsageError(
                 f"--out {args.out} {words} --{key.replace('_', '-')} {given}: what lies there could be overwritten", "give --out a folder of its own"

@@ -468,12 +468,13 @@ def test_the_run_has_a_folder_of_its_own(
     from k2tui.eagle3.train import main
 
     (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "draft-best").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    for out, other, words in (("a", "link", "is"), ("link/b/c", "a/b", "is inside"), ("a", "a/b", "is around")):
+    for out, other, words in (("a", "link", "is"), ("link/b/c", "a/b", "is inside"), ("a", "a/draft-best", "writes over")):
         line = [*flags(place, tmp_path / out), f"--{flag}", str(tmp_path / other)]
         assert main(line) == 2
         assert f"--out {tmp_path / out} {words} --{flag} {tmp_path / other}" in capsys.readouterr().err
-    assert os.listdir(tmp_path / "a") == ["b"] and not os.listdir(tmp_path / "a" / "b")
+    assert sorted(os.listdir(tmp_path / "a")) == ["b", "draft-best"] and not os.listdir(tmp_path / "a" / "b")
 
 
 def test_starting_again_removes_saves_only(place: Path, tmp_path: Path) -> None:
