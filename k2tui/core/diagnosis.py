@@ -2,7 +2,8 @@
 
 1. A named cause beats any silence; the strongest, then the earliest, wins; wrappers and advice are no causes.
 2. A taken port beats the ready line. 3. A wanted stop is no failure. 4. Ready must be proved. 5. Silence is judged against
-the log's own rhythm and the evidence around it. 6. When nothing decides, "cause not in this log".
+the log's own rhythm and the evidence around it. 6. A start whose last word is an exception that nobody caught has failed. 7. When
+nothing decides, "cause not in this log".
 """
 
 from __future__ import annotations
@@ -47,10 +48,29 @@ NO_LOG = "not a log of a server, a trainer or a benchmark client"
 def decide(collector: Collector, facts: Facts) -> Verdict:
     """One verdict from all that was seen. Pure: the same collector and facts give the same verdict."""
     nobody_told = facts.alive is None and facts.exit_code is None
+    if nobody_told and facts.dying is None and _ends_in_trace(collector, facts):
+        facts = facts._replace(dying=collector.trace_end)
     if nobody_told and facts.lines >= 12 and facts.marks * 20 < facts.lines:
         return Verdict(State.UNKNOWN, "", confidence=0.9, sentence=NO_LOG)
     verdict = _decide(collector, facts)
     return verdict._replace(confidence=round(verdict.confidence * _weight(facts), 3))
+
+
+_OURS = re.compile(r"sglang|vllm|k2tui|specforge|torch/distributed|transformers|huggingface_hub")
+_ENDS_WITHIN = 12  # lines of an exception's own message
+
+
+def _ends_in_trace(collector: Collector, facts: Facts) -> bool:
+    """Is an exception that nobody caught the last word of a start?"""
+    end, last = collector.trace_end, facts.last_line
+    if end is None or last is None or collector.last_trace is None or facts.ready_line is not None or facts.phase is Phase.SERVING:
+        return False
+    if not (facts.votes or facts.phase_seen or any(_OURS.search(f) for f in collector.last_trace.files)):
+        return False  # of another program
+    later = (facts.work_line, facts.bar_line, facts.heartbeat_line, facts.end_line, facts.stop_line)
+    if last.order - end.order > _ENDS_WITHIN or any(line is not None and line.order > end.order for line in later):
+        return False
+    return last.order == end.order or last.level in ("ERROR", "CRITICAL") or not (last.level or last.at_s is not None)
 
 
 def _weight(facts: Facts) -> float:
@@ -209,7 +229,7 @@ def _refine(finding: Finding, collector: Collector, facts: Facts) -> Finding | N
     if cause == "orphan_processes" and finding.strength == WEAK and facts.alive is not False:
         return None
     if (
-        cause in ("permission_denied", "fd_limit", "quant_mismatch", "spec_config_invalid")
+        cause in ("permission_denied", "hub_access_denied", "fd_limit", "quant_mismatch", "spec_config_invalid")
         and finding.strength == WEAK
         and not dead
     ):
@@ -465,7 +485,8 @@ def _gone(collector: Collector, facts: Facts) -> Verdict | None:
     """It died, and no line names a cause."""
     if not _is_dead(facts):
         return None
-    first = collector.first_exception
+    is_trace = facts.dying is not None and facts.dying is collector.trace_end
+    first = collector.last_trace if is_trace else collector.first_exception
     if (
         first is not None
         and facts.ready_line is not None

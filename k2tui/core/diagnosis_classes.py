@@ -25,6 +25,7 @@ CLASSES: dict[str, RootCause] = {
     "load_stall_unknown": _R("G01", _S, "no shard has been loaded for far longer than this load's own rhythm", "Check the disk or network read rate, a dead or killed rank, host memory and access to the model hub before restarting.", Phase.WEIGHT_LOAD),
     "disk_full": _R("G02", _F, "the disk is full", "Free space or point HF_HOME (and TMPDIR) at a larger disk, then start again.", Phase.WEIGHT_LOAD),
     "permission_denied": _R("G02", _F, "a file may not be read or written", "chown or chmod the path in the proving line, or point HF_HOME / the cache folder to one that this user may write.", Phase.BOOT),
+    "hub_access_denied": _R("G02", _F, "the model hub refused access", "Accept the model's terms on its page, and give the server a token of that account (HF_TOKEN); if the page asks for none, check the repository's name and the token's rights.", Phase.BOOT),
     "fd_limit": _R("G02", _F, "too many open files", "Raise ulimit -n (LimitNOFILE= in systemd, --ulimit nofile= in docker).", Phase.HTTP),
     "dist_init_hang": _R("G03", _S, "the ranks do not find each other", "Check that every node was started with the same image and dist-init-addr, and pin GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface that all nodes reach.", Phase.DIST_INIT),
     "rendezvous_unreachable": _R("G03", _F, "the rendezvous address does not answer", "Check the master address and port, the firewall and the world size on both sides; pin SGLANG_HOST_IP / NCCL_SOCKET_IFNAME.", Phase.DIST_INIT),

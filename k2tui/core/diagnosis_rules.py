@@ -171,6 +171,10 @@ def _rules() -> tuple[Rule, ...]:
         r("permission_denied", "[Errno 13]"),
         r("permission_denied", "PermissionError", r"PermissionError\b.*(?:denied|:)"),
         r("permission_denied", "ermission denied", r"ermission denied.*(?:/|cache)|(?:/\S+).*ermission denied", WEAK),
+        r("hub_access_denied", "401 Client Error", "", WEAK, unless="for url: http://"),
+        r("hub_access_denied", "403 Client Error", "", WEAK, unless="for url: http://"),
+        r("hub_access_denied", "GatedRepoError", "", WEAK),
+        r("hub_access_denied", "gated repo", "", WEAK),
         r("fd_limit", "[Errno 24]"),
         r("fd_limit", "code: 24"),
         r("fd_limit", "Too many open files"),
@@ -425,7 +429,7 @@ _NUMBERS: tuple[tuple[str, tuple[str, ...], Pattern], ...] = tuple(
 # words that note() acts upon beside those of the rules
 _TELLING = (
     'File "', "event_loop", "Traceback", "Ignore import error", "igquit", "SIGQUIT", "hit an exception", "NCCL INFO", "spans across",
-    "Load weight begin", "ImportError", "server_args=", "Namespace(", "Error", "Exception", "Exit",
+    "Load weight begin", "ImportError", "server_args=", "Namespace(", "Error", "Exception", "Exit", "above exception",
 )  # fmt: skip
 _NUMBER_WORDS = Pattern("|".join(re.escape(word) for _, words, _ in _NUMBERS for word in words))
 _NUMBER_HINTS = ("requests", "prompts", "tokens", "ccept", "completed", "throughput", "total_output")
@@ -463,6 +467,9 @@ class Collector:
         self.ignored_imports: dict[str, Line] = {}
         self.trace_open: Line | None = None  # newest "Traceback" whose exception line has not come
         self.first_exception: Finding | None = None
+        self.last_trace: Finding | None = None  # the newest trace's exception; of chained ones the first
+        self.trace_end: Line | None = None  # the newest trace's last exception
+        self._is_chained = False
         self.sigquit: Line | None = None
         self.scheduler_exception: Finding | None = None
         self.saw_p2p = False
@@ -515,6 +522,9 @@ class Collector:
             self.frames.append(loop[0])  # a trace may be cut before the frame that this call opens
         if "Traceback (most recent call last)" in body:
             self.trace_open = line
+            if not self._is_chained:
+                self.last_trace = None
+            self._is_chained = False
             self.frames.clear()
             self.files.clear()
         if len(text) > 8192:
@@ -524,6 +534,8 @@ class Collector:
             if match and len(self.ignored_imports) < 400:
                 self.ignored_imports.setdefault(match[1], line)
             return
+        if "above exception" in body:  # During handling of the above exception, ...; The above exception was the direct cause ...
+            self._is_chained = self.last_trace is not None
         self._count(text, line, phase, round_)
         if "server_args=" in text[:160] or text.startswith(("args: Namespace", "Namespace(")):
             return  # a wall of words such as error=None
@@ -609,6 +621,9 @@ class Collector:
             self.first_exception = self._finding(
                 "child_exception", line, WEAK if self.trace_open else SYMPTOM, phase, round_, match["type"]
             )
+        if self.trace_open:
+            self.last_trace = self.last_trace or self._finding("child_exception", line, WEAK, phase, round_, match["type"])
+            self.trace_end = line
         self.trace_open = None
 
     def _count(self, text: str, line: Line, phase: Phase, round_: int) -> None:

@@ -26,6 +26,12 @@ SERVING = """
     [2026-03-01 10:00:30] INFO:     Uvicorn running on http://127.0.0.1:30000 (Press CTRL+C to quit)
     [2026-03-01 10:00:32] The server is fired up and ready to roll!
 """
+ARGS = "[2026-03-01 10:00:00] server_args=ServerArgs(model_path='m/x', port=30000)\n"
+TRACE = """
+    Traceback (most recent call last):
+      File "/x/sglang/launch_server.py", line 20, in run_server
+        launch_server(server_args)
+"""
 
 
 def diagnose(log: str, **facts: object):
@@ -173,6 +179,28 @@ CASES: list[tuple[str, str, dict[str, object], str, str, str]] = [
     RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)
     OSError: [Errno 28] No space left on device
     """, "shared memory segment", {"alive": False}, "failed", "weight_load", "shm_too_small"),
+    # nobody told whether it lives: an exception that nobody caught is a start's last word
+    (ARGS + TRACE + "OSError: 403 Client Error: Forbidden for url: https://huggingface.co/m/x/resolve/main/config.json\n",
+     "403 Client Error", {}, "failed", "boot", "hub_access_denied"),
+    (ARGS + TRACE + """
+    huggingface_hub.errors.GatedRepoError: 403 Client Error. (Request ID: Root=1-67)
+
+    Cannot access gated repo for url https://huggingface.co/m/x/resolve/main/config.json.
+    Access to model m/x is restricted and you are not in the authorized list. Visit https://huggingface.co/m/x to ask for access.
+    """, "GatedRepoError", {}, "failed", "boot", "hub_access_denied"),
+    (ARGS + TRACE + "ValueError: early\n" + "[2026-03-01 10:00:02] going on\n" + TRACE + """
+    KeyError: 'first'
+
+    During handling of the above exception, another exception occurred:
+    """ + TRACE + "ValueError: second\n", "KeyError: 'first'", {}, "failed", "boot", "child_exception"),
+    (TRACE + "ValueError: bad thing\n", "bad thing", {}, "failed", "boot", "child_exception"),
+    # it went on after the trace, it lives, or it serves
+    (ARGS + TRACE + "OSError: 403 Client Error: Forbidden for url: https://huggingface.co/m/x\n[2026-03-01 10:00:09] Using the cache.\n",
+     "Using the cache", {}, "loading", "boot", "healthy"),
+    (ARGS + TRACE + "ValueError: bad thing\nLoading safetensors checkpoint shards:   3% Completed | 1/64 [00:01<01:00,  1.00it/s]\n",
+     "1/64", {}, "loading", "weight_load", "healthy"),
+    (ARGS + TRACE + "ValueError: bad thing\n", "bad thing", {"alive": True}, "loading", "boot", "healthy"),
+    (SERVING + TRACE + "ValueError: bad request\n", "ready to roll", {}, "ready", "serving", "healthy"),
 ]  # fmt: skip
 
 
