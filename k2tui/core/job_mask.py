@@ -64,6 +64,7 @@ _APART = re.compile(r"(?i)%(?:25){0,3}[0-9a-f]{2}|\\u00[0-9a-f]{2}|[^\w.-]")
 _ENCODED_VALUE = re.compile(r"(?i)(?:(?!%(?:25){0,3}26|\\{1,8}(?:u00(?:26|22|27)|[\"'nrt]))[^\s\"'`<>&,;|])+")
 _PEM = re.compile(r"-----(BEGIN|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_BODY = re.compile(r"(?:(?:\s|\\+[nr])*[A-Za-z0-9+/=]{20,})+")  # of a key that is cut off
+_PEM_LINE = re.compile(r"\s*(?:[A-Za-z0-9+/=]+|[A-Z][\w-]*: .*)\s*")
 _NAME = r"[A-Za-z_][\w.-]{0,120}"
 # where a value begins: "name": | --name= name= | --name  | name:  (a bare colon is weak, so only for names that cannot be
 # a counter: "#new-token: 512" is one)
@@ -118,6 +119,20 @@ def mask_text(text: str) -> str:
             break
         text = out
     return text
+
+
+class LineMask:
+    """mask_text for the lines of a log, one after the other: the body of a private key is over several."""
+
+    def __init__(self) -> None:
+        self._in_key = False
+
+    def __call__(self, line: str) -> str:
+        if self._in_key and (not line.strip() or _PEM_LINE.fullmatch(line)):
+            return MASK
+        marks = _PEM.findall(line)
+        self._in_key = bool(marks) and marks[-1] == "BEGIN"
+        return mask_text(line)
 
 
 def _mask_once(text: str) -> str:

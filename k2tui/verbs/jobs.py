@@ -225,7 +225,7 @@ def _again(job: Job) -> str:
 
 
 def _logs(args: argparse.Namespace) -> int:
-    from k2tui.core.job_mask import mask_text
+    from k2tui.core.job_mask import LineMask
     from k2tui.core.job_text import plain_line
     from k2tui.jobs import folder
     from k2tui.regular import NotRegularError, open_regular
@@ -233,13 +233,14 @@ def _logs(args: argparse.Namespace) -> int:
     path = folder.log_path(args.job)
     job_id = path.parent.name
     out = sys.stdout.buffer
+    mask = LineMask()
 
     def show(raw: bytes) -> None:
         if args.raw:
             out.write(raw)
         else:
             for line in raw.split(b"\n")[: -1 if raw.endswith(b"\n") else None]:
-                out.write(mask_text(plain_line(line.decode("utf-8", "replace"))).encode() + b"\n")
+                out.write(mask(plain_line(line.decode("utf-8", "replace"))).encode() + b"\n")
         out.flush()
 
     at = 0

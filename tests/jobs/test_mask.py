@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k2tui.core.job_mask import mask_argv, mask_env, mask_text, mask_value, unmask_argv
+from k2tui.core.job_mask import LineMask, mask_argv, mask_env, mask_text, mask_value, unmask_argv
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,14 @@ def test_any_text_is_masked_once_and_for_all(text: str) -> None:
 def test_text_without_secret_names_stays(parts: list[str], word: str) -> None:
     text = " ".join([*parts, word, f"{word}={word}", f'"{word}": "{word}"', f"--{word} {word}"])
     assert mask_text(text) == text
+
+
+def test_a_private_key_over_the_lines_of_a_log() -> None:
+    mask = LineMask()
+    lines = ["token=S3CR x", "-----BEGIN RSA PRIVATE KEY-----", "Proc-Type: 4,ENCRYPTED", "", "S3CR+/a", "S3CR==", "-----END RSA PRIVATE KEY-----", "word"]
+    shown = [mask(line) for line in lines]
+    assert shown == ["token=*** x", lines[1], "***", "***", "***", "***", lines[6], "word"]
+    assert [mask(line) for line in ("-----BEGIN PRIVATE KEY-----", "S3CR", "no more of it", "word")] == ["-----BEGIN PRIVATE KEY-----", "***", "no more of it", "word"]
 
 
 def test_variables_of_an_environment() -> None:

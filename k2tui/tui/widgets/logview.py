@@ -13,7 +13,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from k2tui.core.job_mask import mask_text
+from k2tui.core.job_mask import LineMask, mask_text
 from k2tui.core.loadlines import is_poll
 from k2tui.core.ports import LogPort
 from k2tui.errors import K2Error
@@ -532,7 +532,8 @@ class LogView(RowList):
         if self.marked is not None:
             found = self.port.lines(self.marked, 1)
             return mask_text(clean(found[0])) if found else ""
-        return "\n".join(mask_text(text) for _, text in self._texts(self._first, self.inner[1]))
+        mask = LineMask()
+        return "\n".join(mask(text) for _, text in self._texts(self._first, self.inner[1]))
 
 
 def _drop(line: Line, cells: int) -> Line:
