@@ -289,7 +289,9 @@ class LogFile:
         if not pieces[-1] and (is_last_block or offset + size >= self._size):
             pieces.pop()
         elif pieces[-1] and not is_last_block:
-            pieces[-1] += self._rest_of_line(fd, offset + size)
+            rest = self._rest_of_line(fd, offset + size)
+            pieces[-1] += rest
+            quick = quick and _plain(rest)
         elif not pieces[-1]:
             pieces.pop()  # ends exactly at a line's end: the next line begins in the next block
         if quick and max(map(len, pieces), default=0) <= LINE_MAX_B:

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from k2tui.errors import K2Error
@@ -36,6 +36,7 @@ _TEXT = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_TEXT, st.booleans(), st.integers(0, 45), st.integers(1, 20))
+@example(["x" * 60, "aaa\t"], False, 0, 2)  # the line that reaches into the next block is not plain there
 def test_lines_equal_those_of_the_whole_file(small_blocks, tmp_path, texts, ends, start, count):
     data = "\n".join(texts).encode() + (b"\n" if ends else b"")
     path = tmp_path / "a.log"
