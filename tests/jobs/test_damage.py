@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from k2tui.core.job import JobState
+from k2tui.core.job import Job, JobState
 from k2tui.jobs import folder, procs
 from k2tui.lifecycle import Stopped, stop_servers
 from k2tui.regular import NotRegularError, open_regular, read_regular
@@ -123,10 +123,15 @@ def test_an_orphan_whose_spec_is_gone_is_adopted(submit: Submit) -> None:
     assert folder.stop(job_id, wait_s=20).state is JobState.STOPPED
 
 
+def deaf(job_id: str) -> Job:
+    """The job once it is deaf to SIGTERM: before that a stop would end it at once."""
+    until(lambda: folder.log_path(job_id).exists() and folder.log_path(job_id).read_text() == "up\n")
+    return running(job_id)
+
+
 def test_a_stop_goes_on_when_the_keeper_is_killed_meanwhile(submit: Submit) -> None:
     job_id = submit(DEAF, kind="server", grace_s=1.0)
-    until(lambda: folder.log_path(job_id).exists() and folder.log_path(job_id).read_text() == "up\n")
-    job = running(job_id)
+    job = deaf(job_id)
     ends: list[Stopped] = []
     stopper = threading.Thread(target=lambda: ends.extend(stop_servers([job_id], timeout_s=60)))
     stopper.start()
@@ -142,7 +147,7 @@ def test_a_stop_goes_on_when_the_keeper_is_killed_meanwhile(submit: Submit) -> N
 
 def test_a_stop_whose_keeper_and_work_are_killed_is_no_loss(submit: Submit) -> None:
     job_id = submit(DEAF, grace_s=60.0)
-    job = running(job_id)
+    job = deaf(job_id)
     folder.stop(job_id, by="the tester")
     until(lambda: folder.get(job_id).state is JobState.STOPPING)
     os.kill(job.keeper_pid or 0, signal.SIGKILL)
