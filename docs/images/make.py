@@ -27,9 +27,11 @@ async def shoot() -> None:
     from k2tui.monitor import Monitor
     from k2tui.tui.app import Dashboard
     from k2tui.tui.settings import Settings
+    from k2tui.tui.themes import make
+    from k2tui.verbs.dashboard import themes
 
     loaded = config.load()
-    app = Dashboard(Monitor(loaded, is_demo=True), Settings())
+    app = Dashboard(Monitor(loaded, is_demo=True), Settings(), themes=[make(*table) for table in themes()])
     async with app.run_test(size=(120, 40)) as pilot:
 
         async def until(words: str, seconds: float = 60) -> None:

@@ -92,7 +92,7 @@ def show_backend(
     from k2tui.tui.late import late
     from k2tui.tui.launch import run_app
 
-    return run_app(late(make), _settings(config, args, replay), theme_tables=_themes())
+    return run_app(late(make), _settings(config, args, replay), theme_tables=themes())
 
 
 def _check_replay(path: Path) -> None:
@@ -140,7 +140,7 @@ def _settings(config: Config, args: argparse.Namespace | None, replay: Path | No
     )
 
 
-def _themes() -> list[tuple[str, Mapping[str, Any], str]]:
+def themes() -> list[tuple[str, Mapping[str, Any], str]]:
     """Shipped theme files, then the user's own. A broken file of the user's is an error that names it."""
     import tomllib
 
