@@ -95,15 +95,11 @@ def job_of(task: Task, jobs: Sequence[Job], done: Mapping[tuple[str, str], str] 
         return newest
     # a pipeline may run a stage more than once: its job belongs to the step ("bench-draft") that it was started for; what a tuner
     # starts belongs to the tuner's own job
-    trials = {j.spec.id for j in trial_jobs(jobs)}
-    return next(
-        (
-            j
-            for j in jobs
-            if str(j.spec.params.get("step") or j.spec.stage) == stage and j.spec.id not in trials
-        ),
-        None,
-    )
+    mine = [j for j in jobs if str(j.spec.params.get("step") or j.spec.stage) == stage]
+    # asked only where one could be a tuner's: this runs for each task at every look
+    could_be = any(j.spec.parent or "tune" in j.spec.params for j in mine)
+    trials = {j.spec.id for j in trial_jobs(jobs)} if could_be else set[str]()
+    return next((j for j in mine if j.spec.id not in trials), None)
 
 
 def _word(

@@ -121,6 +121,11 @@ def words(setting: Setting) -> str:
     return " ".join(plain(", ".join(parts)).split()) or "as the profile"
 
 
+def label_of(setting: Setting, is_again: bool) -> str:
+    """A start of a setting for people: its first by the setting's words, a later one marked so."""
+    return words(setting) + (" (again)" if is_again else "")
+
+
 # ---- the space
 
 

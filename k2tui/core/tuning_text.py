@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k2tui.core.stats import Estimate
-from k2tui.core.tuning import Setting, Space, Trial
+from k2tui.core.tuning import Setting, Space, Trial, words
 from k2tui.core.tuning_verdict import gain, is_confirmed, ranked
 
 _MARKS = {"best": "★", "base": "●", "again": "○", "": ""}
@@ -69,6 +69,13 @@ def gain_text(space: Space, trials: Sequence[Trial], setting: Setting) -> str:
         else f" (95 % {100 * (ratio.lo - 1):+.1f} to {100 * (ratio.hi - 1):+.1f} %)"
     )
     return f"{said} {ratio.n} more start{'s' if ratio.n > 1 else ''}: {100 * (ratio.value - 1):+.1f} %{span}"
+
+
+def best_text(space: Space, trials: Sequence[Trial], best: Trial) -> str:
+    """The winner in words; "best so far" while no later start has confirmed it."""
+    so_far = "" if space.confirm == 0 or is_confirmed(space, trials, best.setting) else " so far"
+    over = gain_text(space, trials, best.setting)
+    return f"best{so_far}: {words(best.setting)}{f', {over}' if over else ''}"
 
 
 def _s(value: float | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from k2tui.core.stats import Estimate, Verdict, mean, ratio_of_means, t95, verdict
-from k2tui.core.tuning import METRICS, Setting, Space, Trial, words
+from k2tui.core.tuning import METRICS, Setting, Space, Trial, label_of
 
 TIMED = ("tok_s_user", "output_throughput", "tpot_p50_ms")
 """Metrics that a pass's length follows: only with these can a pass be too long to be of use."""
@@ -75,7 +75,7 @@ def wants_more(space: Space, trials: Iterable[Trial], trial: Trial) -> bool:
         return False
     if e.half_width is not None and e.half_width / e.value <= space.min_effect / math.sqrt(2):
         return False
-    base = next((t for t in baselines(trials) if not t.is_again), None)
+    base = _first_baseline(trials)
     return base is None or trial.setting == () or compare(base, trial, space) is not Verdict.SLOWER
 
 
@@ -217,7 +217,7 @@ class Ranked:
 
     @property
     def label(self) -> str:
-        return words(self.trial.setting) + (" (again)" if self.trial.is_again else "")
+        return label_of(self.trial.setting, self.trial.is_again)
 
     @property
     def said(self) -> str:
@@ -233,6 +233,9 @@ def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
     noise = abs(drift(trials) or 0.0)
     best = winner(space, trials)
     better = METRICS[space.metric]
+    starts: dict[Setting, list[Trial]] = {}
+    for trial in trials:
+        starts.setdefault(trial.setting, []).append(trial)
 
     def order(trial: Trial) -> tuple[int, float]:
         if trial.estimate is None:
@@ -252,15 +255,15 @@ def ranked(space: Space, trials: Sequence[Trial]) -> list[Ranked]:
         ):
             ratio = ratio_of_means(base.estimate, trial.estimate)
             said = compare(base, trial, space, noise)
-            confirmed = is_confirmed(space, trials, trial.setting)
+            mine = starts[trial.setting]
             if trial.is_again:  # a later start is part of the verdict on its setting, it has none of its own
                 said, note = None, f"start {trial.again_no + 2}"
-            elif confirmed is not None:
+            elif (confirmed := is_confirmed(space, [*starts[()], *mine], trial.setting)) is not None:
                 said, note = (
                     (Verdict.FASTER, "confirmed") if confirmed else (Verdict.UNCLEAR, "not confirmed")
                 )
             elif said is Verdict.FASTER and space.confirm:
-                more = sum(t.is_again and t.mean > 0 for t in trials if t.setting == trial.setting)
+                more = sum(t.is_again and t.mean > 0 for t in mine)
                 note = f"{more + 1} starts" if more else "one start"
         elif trial.state == "slower":
             said = Verdict.SLOWER

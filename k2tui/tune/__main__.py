@@ -22,7 +22,7 @@ from k2tui.core.load import State
 from k2tui.core.loads import FLAG
 from k2tui.core.server_jobs import is_live
 from k2tui.core.snapshot import ServerView
-from k2tui.core.tuning import Setting, Space, Trial, TuneStep, apply, key_of, words
+from k2tui.core.tuning import Setting, Space, Trial, TuneStep, apply, key_of, label_of, words
 from k2tui.core.tuning_plan import planned, time_left, trials_left
 from k2tui.core.tuning_text import gain_text, short
 from k2tui.core.tuning_verdict import (
@@ -198,7 +198,7 @@ class Tuner:
         )
 
     def _say(self, trial: Trial) -> None:
-        label = words(trial.setting) + (" (again)" if trial.is_again else "")
+        label = label_of(trial.setting, trial.is_again)
         if trial.state == "slower":
             seen = "" if trial.estimate is None else f"{self.space.metric} {short(trial.estimate.value)}, "
             print(f"{label}: {seen}slower, {trial.cause}", flush=True)

@@ -70,9 +70,8 @@ def _facts(run: Any) -> dict[str, Any]:
 
 
 def _show(run: Any, as_json: bool) -> None:
-    from k2tui.core.tuning import words
-    from k2tui.core.tuning_text import gain_text
-    from k2tui.core.tuning_verdict import drift, is_confirmed, no_baseline, winner
+    from k2tui.core.tuning_text import best_text
+    from k2tui.core.tuning_verdict import drift, no_baseline, winner
     from k2tui.tune.text import table_text
 
     if as_json:
@@ -96,11 +95,8 @@ def _show(run: Any, as_json: bool) -> None:
         )
     best = winner(space, trials)
     if best is not None and best.setting:
-        over = gain_text(space, trials, best.setting)
-        so_far = "" if space.confirm == 0 or is_confirmed(space, trials, best.setting) else " so far"
         where = f" (profile: k2tui tune best {run.path.name})" if (run.path / "best.toml").exists() else ""
-        print(f"best{so_far}: {words(best.setting)}{f', {over}' if over else ''}{where}")
-
+        print(best_text(space, trials, best) + where)
 
 
 def _start(run: Any, args: argparse.Namespace) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k2tui.core.stats import Estimate, Verdict
-from k2tui.core.tuning import Trial, TuneStep, TuneView, words
-from k2tui.core.tuning_text import change_text, gain_text, value_text
-from k2tui.core.tuning_verdict import Ranked, drift, is_confirmed, no_baseline, ranked, winner
+from k2tui.core.tuning import Trial, TuneStep, TuneView, label_of
+from k2tui.core.tuning_text import best_text, change_text, value_text
+from k2tui.core.tuning_verdict import Ranked, drift, no_baseline, ranked, winner
 from k2tui.tui import format as fmt
 from k2tui.tui.lines import (
     Cell,
@@ -84,7 +84,7 @@ def cause(trial: Trial) -> str:
 
 
 def step_words(step: TuneStep, now_s: float) -> str:
-    label = words(step.setting) + (" (again)" if step.is_again else "")
+    label = label_of(step.setting, step.is_again)
     whole, planned = step.passes
     at = f", pass {min(whole + 1, planned)} of {planned}" if planned else ""
     return f"{label} {STEPS.get(step.step, step.step)}{at}, {fmt.duration(max(0.0, now_s - step.since_s))}"
@@ -126,9 +126,7 @@ def summary(run: TuneView) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     best = winner(run.space, run.trials)
     if best is not None and best.setting and best.estimate is not None:
-        over = gain_text(run.space, run.trials, best.setting)
-        so_far = "" if run.space.confirm == 0 or is_confirmed(run.space, run.trials, best.setting) else " so far"
-        said = f"best{so_far}: {words(best.setting)}{f', {over}' if over else ''}"
+        said = best_text(run.space, run.trials, best)
         if run.now is None:
             said += f"; k2tui tune best {run.name} prints it as a profile"
         out.append((said, "ok"))
